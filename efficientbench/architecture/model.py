@@ -43,7 +43,7 @@ from efficientbench.architecture.variant import (
     PositionConfig,
     PositionVariant,
 )
-from efficientbench.basics.errors import nearest
+from efficientbench.basics.errors import did_you_mean
 from efficientbench.basics.part import Part, require
 
 if TYPE_CHECKING:
@@ -311,8 +311,7 @@ def _unknown(name: str, given: Mapping[str, Mapping[str, Any]]) -> str | None:
         if find("attention", name) is not None:
             return None
         valid = (OWN_LAYER, *given, *ATTENTION)
-        near = nearest(name, valid)
-        hint = f"did you mean {near}?" if near else f"the names are {', '.join(valid)};"
+        hint = did_you_mean(name, valid, f"the names are {', '.join(valid)};")
         keys = f"a kind of your own has keys: model.kinds.{name}.attention.KEY=VALUE"
         return f"{name}: is in model.pattern, and neither here nor an attention; {hint} {keys}"
     strange = [key for key in given[name] if key not in OF_A_KIND]

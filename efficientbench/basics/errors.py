@@ -87,3 +87,9 @@ def nearest(name: str, valid: Iterable[str]) -> str | None:
     # A user's name may be long, and the search's time grows with its length.
     found = difflib.get_close_matches(name[:200].lower(), by_lower, n=1)
     return by_lower[found[0]] if found else None
+
+
+def did_you_mean(name: str, valid: Iterable[str], otherwise: str) -> str:
+    """Return the hint of a message on an unknown name: the nearest valid name, or `otherwise` if none is similar."""
+    near = nearest(name, valid)
+    return f"did you mean {near}?" if near else otherwise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from contextlib import suppress
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import (
     AfterValidator,
@@ -18,6 +18,9 @@ from pydantic import (
     WrapValidator,
     model_serializer,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 LARGEST = 2**63 - 1
 """Largest integer in a configuration; figures derived from larger ones may be too large to compute."""
@@ -98,6 +101,10 @@ class Part(BaseModel):
     """A frozen part of a configuration that refuses unknown keys, infinities and NaN."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def changed(self, part: str, /, **values: Any) -> Self:
+        """Return a copy with other values in one part; as in `model_copy`, nothing is validated."""
+        return self.model_copy(update={part: getattr(self, part).model_copy(update=values)})
 
 
 class GrownPart(Part):

@@ -17,7 +17,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from efficientbench.basics.errors import ConfigError, nearest
+from efficientbench.basics.errors import ConfigError, did_you_mean, nearest
 
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
@@ -82,9 +82,8 @@ def unknown(what: str, name: str, ours: Iterable[str], group: str, form: str) ->
         form: how a user names one's own, "package.module:function" for example.
     """
     known = {"ours are": list(ours), "installed are": list(installed(group))}
-    near = nearest(name, sum(known.values(), []))
     listed = ", ".join(f"{whose} {', '.join(names)}" for whose, names in known.items() if names)
-    hint = f"did you mean {near}?" if near else listed or "none is installed"
+    hint = did_you_mean(name, sum(known.values(), []), listed or "none is installed")
     return f"there is no {what} called {name[:80]!r}: {hint}; yours is {form}"
 
 

@@ -28,8 +28,7 @@ def problems(config: RunConfig, keys: Mapping[str, object]) -> tuple[str, ...]:
     """Return why a run cannot have these keys, by dotted name, on a CPU; empty where it can."""
     for key, value in keys.items():
         section, _, name = key.partition(".")
-        part = getattr(config, section).model_copy(update={name: value})
-        config = config.model_copy(update={section: part})
+        config = config.changed(section, **{name: value})
     try:
         Layout.of(config, 1, oversubscribe=True)
     except ConfigError as error:

@@ -121,7 +121,7 @@ def fit_micro_batch(config: RunConfig, devices: int, nodes: int) -> RunConfig:
     fitting = next(size for size in range(min(training.micro_batch_size, rounds), 0, -1) if rounds % size == 0)
     if fitting == training.micro_batch_size:
         return config
-    return config.model_copy(update={"training": training.model_copy(update={"micro_batch_size": fitting})})
+    return config.changed("training", micro_batch_size=fitting)
 
 
 def context_chunks(rank: int, cp: int) -> tuple[int, int]:

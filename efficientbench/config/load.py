@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from efficientbench.architecture.model import OF_A_KIND, ModelConfig
 from efficientbench.architecture.registry import OWN, SECTIONS, load_named
 from efficientbench.architecture.variant import AttentionConfig, PositionConfig
-from efficientbench.basics.errors import ConfigError, nearest
+from efficientbench.basics.errors import ConfigError, did_you_mean, nearest
 from efficientbench.basics.part import Part
 from efficientbench.config.matrix import MATRIX, Matrix, Overlay, RunName, Smoke, load_matrix, load_smoke
 from efficientbench.config.schema import RunConfig
@@ -219,8 +219,7 @@ def _problems(error: ValidationError) -> list[str]:
             continue
         if each["type"] == "union_tag_invalid":
             tag, known = each["ctx"]["tag"], each["ctx"]["expected_tags"]
-            near = nearest(str(tag), re.findall(r"\w+", known))
-            hint = f"did you mean {near}?" if near else "a variant of your own is package.module:VARIANT"
+            hint = did_you_mean(str(tag), re.findall(r"\w+", known), "a variant of your own is package.module:VARIANT")
             lines.append(f"{key}.kind: {_shown(tag)} is not one of {known}; {hint}")
             continue
         message = each["msg"].removeprefix("Value error, ")

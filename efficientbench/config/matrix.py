@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import yaml
 from pydantic import BeforeValidator, ValidationError, model_validator
 
-from efficientbench.basics.errors import ConfigError, nearest
+from efficientbench.basics.errors import ConfigError, did_you_mean
 from efficientbench.basics.foreign import parse_own_yaml, parse_yaml, read_text
 from efficientbench.basics.part import Name, Part
 from efficientbench.config.depths import depth_of, size_of_depth, smoke_size
@@ -130,8 +130,7 @@ class Matrix(Part):
             return RunName(variant, size, OTHER)
         if name not in runs:
             part = [run.name for run in runs.values() if name.lower() in (run.variant.lower(), run.size.lower())]
-            near = nearest(name, runs)
-            hint = f"did you mean {near}?" if near else f"the runs are {', '.join(runs)}"
+            hint = did_you_mean(name, runs, f"the runs are {', '.join(runs)}")
             hint = f"did you mean {', '.join(part)}?" if part else hint
             raise ConfigError(f"there is no run called {name[:80]!r}: {hint}")
         return runs[name]

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from efficientbench.basics.errors import ConfigError, nearest
+from efficientbench.basics.errors import ConfigError, did_you_mean
 from efficientbench.basics.part import Part, PositiveInt
 
 WIDTHS = {"int8": 8, "int4": 4, "fp8": 8, "bf16": 16, "fp16": 16}
@@ -69,8 +69,7 @@ def _quantization(weights: str, keys: Sequence[str]) -> Quantization | None:
     if weights == FULL:
         return None
     if weights not in WIDTHS:
-        near = nearest(weights, (*WIDTHS, FULL))
-        hint = f"did you mean {near}?" if near else f"give {', '.join(WIDTHS)} or {FULL}"
+        hint = did_you_mean(weights, (*WIDTHS, FULL), f"give {', '.join(WIDTHS)} or {FULL}")
         raise ConfigError(f"--weights: there is no width {weights[:80]!r}: {hint}")
     given = {key.removeprefix(PREFIX): value for key, _, value in (each.partition("=") for each in keys)}
     try:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from efficientbench.basics.cgroup import memory_limit_bytes, usable_cores
+from efficientbench.basics.grouped import grouped
 from efficientbench.basics.language import in_users_language
 from efficientbench.basics.plugins import installed
 from efficientbench.config.matrix import EXPERIMENTS
@@ -201,12 +202,10 @@ def _measurement(device: Device, usable: bool) -> Iterator[Check]:
 
 
 def _readings(name: str, sensor: Sensor, state: SensorState) -> Iterator[Check]:
-    figures_by_reason: dict[str | None, list[str]] = {None: []}
-    for quantity, figure in sensor.figures.items():
-        figures_by_reason.setdefault(state.unavailable.get(quantity), []).append(figure)
+    by_reason = grouped((state.unavailable.get(quantity), figure) for quantity, figure in sensor.figures.items())
     scope = f" of {state.scope}" if state.name == "rapl" else ""
-    yield Check(name, True, f"sensor {state.name}: {', '.join(figures_by_reason.pop(None))}{scope}")
-    for reason, figures in figures_by_reason.items():
+    yield Check(name, True, f"sensor {state.name}: {', '.join(by_reason.pop(None, []))}{scope}")
+    for reason, figures in by_reason.items():
         yield Check(name, False, f"no {', '.join(figures)}: {reason}", sensor.remedy)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from efficientbench.basics.errors import ConfigError, GenerationError
+from efficientbench.basics.grouped import grouped
 from efficientbench.data_tools.tokenizing.documents import TEXT_KEY, PartReader, Reject
 from efficientbench.data_tools.tokenizing.inputs import cut_into_parts, find_inputs
 from efficientbench.data_tools.tokens.splitting import SPLITS, split_documents
@@ -80,9 +81,7 @@ class Loss:
 
     def score(self, items: Sequence[Item]) -> Iterator[list[ItemResult]]:
         """Yield the documents' results, batch after batch."""
-        rows: dict[int, list[int]] = {}
-        for index, row in enumerate(self.text.rows):
-            rows.setdefault(row.document, []).append(index)
+        rows = grouped((row.document, index) for index, row in enumerate(self.text.rows))
         documents = [int(item.name.partition("/")[2]) for item in items]
         documents.sort(key=lambda each: len(self.source.documents[each]))
         for part in _parts(documents, [len(self.source.documents[each]) for each in documents], self.budget):

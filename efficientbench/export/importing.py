@@ -104,7 +104,7 @@ def import_folder(source: Path, output: Path | None = None) -> Imported:
 
 def with_dtype(config: RunConfig, dtype: str) -> RunConfig:
     """Return the configuration with the dtype of the weights."""
-    return config.model_copy(update={"training": config.training.model_copy(update={"dtype": dtype})})
+    return config.changed("training", dtype=dtype)
 
 
 def _name(source: Path) -> str:

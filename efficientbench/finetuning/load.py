@@ -11,7 +11,7 @@ import yaml
 from pydantic import BeforeValidator, ValidationError
 from pydantic.fields import FieldInfo
 
-from efficientbench.basics.errors import ConfigError, nearest
+from efficientbench.basics.errors import ConfigError, did_you_mean
 from efficientbench.basics.part import Name, Part
 from efficientbench.config.load import leaves, merged, nested, parse, unknown_key
 from efficientbench.config.matrix import EXPERIMENTS, Overlay, load_matrix, load_yaml
@@ -77,9 +77,8 @@ def resolve_tuning(name: str, smoke: bool = False, overrides: Sequence[str] = ()
     if name not in tunings:
         if is_training(name):
             raise ConfigError(f"{name} is a training: efficientbench run {name}")
-        near = nearest(name, tunings)
         sizes = f"<method>_<size>, of {', '.join(runs.methods)} and {', '.join(runs.sizes)}"
-        raise ConfigError(f"there is no fine-tuning called {name[:80]!r}: {f'did you mean {near}?' if near else sizes}")
+        raise ConfigError(f"there is no fine-tuning called {name[:80]!r}: {did_you_mean(name, tunings, sizes)}")
     run, keys = tunings[name], settable_keys()
     method = next((text[7:] for text in reversed(overrides) if text.startswith("method=")), run.method)
     tree: dict[str, Any] = {"method": method, "size": run.size, "smoke": smoke}

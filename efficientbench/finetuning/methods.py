@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from efficientbench.basics import plugins
-from efficientbench.basics.errors import ConfigError, nearest
+from efficientbench.basics.errors import ConfigError, did_you_mean
 from efficientbench.basics.part import Fraction, Part, PositiveFloat, PositiveInt
 
 
@@ -132,8 +132,7 @@ def check_targets(targets: Collection[str], known: Collection[str]) -> None:
     """Raise ConfigError if a target is not a linear layer of the decoder; the message names the nearest one."""
     for target in targets:
         if target not in known:
-            near = nearest(target, known)
-            hint = f"did you mean {near}?" if near else f"they are {', '.join(sorted(known))}"
+            hint = did_you_mean(target, known, f"they are {', '.join(sorted(known))}")
             raise ConfigError(f"adapter.targets: no linear layer of the decoder is named {target!r}; {hint}")
 
 

@@ -202,9 +202,7 @@ def _with_grid(plan: Plan, tp: int, pp: int, ep: int, dp: int) -> tuple[str, Run
 
 def _with(plan: Plan, part: str, changes: Mapping[str, object]) -> RunConfig:
     """Return the run with changes in one part, and with the layout's number of replicas unless the changes set it."""
-    parallel = plan.config.parallel.model_copy(update={"dp": plan.layout.dp})
-    config = plan.config.model_copy(update={"parallel": parallel})
-    return config.model_copy(update={part: getattr(config, part).model_copy(update=changes)})
+    return plan.config.changed("parallel", dp=plan.layout.dp).changed(part, **changes)
 
 
 def check_preflight(config: RunConfig, layout: Layout) -> None:

@@ -218,8 +218,7 @@ def with_kernels(config: RunConfig, device: Hardware) -> RunConfig:
     """Return the configuration with `kernels.fused` set: by the device, unless the user has set it."""
     if config.kernels.fused is not None:
         return config
-    kernels = config.kernels.model_copy(update={"fused": device.fuses()})
-    return config.model_copy(update={"kernels": kernels})
+    return config.changed("kernels", fused=device.fuses())
 
 
 def hidden(config: RunConfig) -> str | None:

@@ -213,7 +213,7 @@ def _layouts(config: RunConfig, world: int, per_node: int, nodes: int, given: Co
     """Yield for each layout and micro-batch the runs that can work, in order of recomputation, the least first."""
     training = config.training
     for grid in _grids(config, world, per_node, given):
-        split = config.model_copy(update={"parallel": config.parallel.model_copy(update=grid)})
+        split = config.changed("parallel", **grid)
         replicas = world // (split.parallel.tp * split.parallel.cp * split.parallel.pp)
         share, rest = divmod(training.global_batch_size, replicas)
         if rest or split.parallel.dp not in (None, replicas):
@@ -222,8 +222,7 @@ def _layouts(config: RunConfig, world: int, per_node: int, nodes: int, given: Co
         for size in _fixed(config, given, "training.micro_batch_size") or _divisors(share, most):
             laid = []
             for recompute in _fixed(config, given, "training.recompute") or ("none", "selective", "full"):
-                changed = training.model_copy(update={"micro_batch_size": size, "recompute": recompute})
-                each = split.model_copy(update={"training": changed})
+                each = split.changed("training", micro_batch_size=size, recompute=recompute)
                 with suppress(ConfigError):
                     laid.append((each, Layout.of(each, per_node, nodes)))
             if laid:

@@ -45,8 +45,7 @@ def profile(config: RunConfig, mode: str) -> int:
     """
     config = with_micro_batch(config, mode)
     if not config.measurement.profile_steps:
-        traced = config.measurement.model_copy(update={"profile_steps": STEPS})
-        config = config.model_copy(update={"measurement": traced})
+        config = config.changed("measurement", profile_steps=STEPS)
     folder = OutputFolder(OutputFolder.of(config).path / "profile")
     exit_code = run(config, mode, folder, fresh=True)
     # With several nodes, only rank 0's node has the trace.

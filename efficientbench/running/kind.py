@@ -81,9 +81,7 @@ def with_seeds(config: Config, seeds: Sequence[str], index: int) -> Config:
     """Return the configuration of the repeat number `index`, from 0, whose seeds (by their keys) are larger by it."""
     for key in seeds:
         part, _, name = key.partition(".")
-        section = getattr(config, part)
-        changed = section.model_copy(update={name: getattr(section, name) + index})
-        config = config.model_copy(update={part: changed})
+        config = config.changed(part, **{name: getattr(getattr(config, part), name) + index})
     return config
 
 

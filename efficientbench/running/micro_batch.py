@@ -46,7 +46,7 @@ def with_micro_batch(config: RunConfig, mode: str) -> RunConfig:
         LaunchError: a size was tried and failed for another reason than memory.
     """
     size = decide_together([config], mode)
-    return config if size is None else resized(config, size)
+    return config if size is None else config.changed("training", micro_batch_size=size)
 
 
 def decide_together(configs: Sequence[RunConfig], mode: str, trial: bool = True) -> int | None:
@@ -61,11 +61,6 @@ def decide_together(configs: Sequence[RunConfig], mode: str, trial: bool = True)
         raise ConfigError("training.micro_batch_size: auto tries sizes on one machine: give several nodes a number")
     device = find_device(asking[0].device)
     return decide([(config, device) for config in asking], device.type, device.names()[0], trial)
-
-
-def resized(config: RunConfig, size: int) -> RunConfig:
-    """Return the configuration with another micro-batch size."""
-    return config.model_copy(update={"training": config.training.model_copy(update={"micro_batch_size": size})})
 
 
 def decide(runs: Runs, device_type: str, device_name: str, trial: bool = True, nodes: int = 1) -> int:
@@ -122,7 +117,7 @@ def _plans(runs: Runs, size: int, nodes: int, room: float = ROOM) -> list[tuple[
     plans = []
     for config, part in runs:
         try:
-            plan = plan_on(resized(config, size), part, nodes)
+            plan = plan_on(config.changed("training", micro_batch_size=size), part, nodes)
         except ConfigError:
             return None
         own_bytes = part.memory_capacity_bytes()

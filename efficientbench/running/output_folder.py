@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import fcntl
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -42,7 +42,7 @@ class Settings(Protocol):
 
     @property
     def name(self) -> str: ...
-    def model_copy(self, *, update: Mapping[str, Any]) -> Self: ...
+    def changed(self, part: str, /, **values: Any) -> Self: ...
 
 
 class OutputFolder:

@@ -21,7 +21,7 @@ from efficientbench.running.corpora import prepare_corpora
 from efficientbench.running.errors import USERS_MISTAKES
 from efficientbench.running.initialisation import check_model, check_tokenizer, initialised
 from efficientbench.running.kind import ask
-from efficientbench.running.micro_batch import decide_together, resized
+from efficientbench.running.micro_batch import decide_together
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.run import Pretraining, counted, plan_checked
 from efficientbench.speedrun.request import MIXTURES, Request
@@ -98,7 +98,7 @@ def is_trained(request: Request, config: RunConfig) -> bool:
         return False
     try:
         if config.training.micro_batch_size == AUTO and (size := _size_for_auto(request, [config])) is not None:
-            config = resized(config, size)
+            config = config.changed("training", micro_batch_size=size)
         return Pretraining().is_complete(ask(config, request.mode, folder))
     except USERS_MISTAKES:
         # The run itself says what is wrong.
@@ -134,7 +134,7 @@ def _planned(config: RunConfig, request: Request, size: int | None) -> Plan:
         _check_rewards(config, request)
     bundle_of(config.evaluation)
     if config.training.micro_batch_size == AUTO and size is not None:
-        config = resized(config, size)
+        config = config.changed("training", micro_batch_size=size)
     device = device_called(config.device)
     if device.unavailable_reason() is not None:
         # The first step says more of the device.

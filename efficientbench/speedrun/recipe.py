@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from efficientbench.basics.errors import ConfigError, nearest
+from efficientbench.basics.errors import ConfigError, did_you_mean
 from efficientbench.basics.files import write_file
 from efficientbench.basics.foreign import read_whole
 from efficientbench.config.depths import size_of_depth, smoke_size
@@ -108,8 +108,7 @@ def _architecture(variant: str | None) -> Overlay:
     """Return the settings of a variant of matrix.yaml; what its model does not set is that of mha, as in chat.yaml."""
     known = load_matrix().variants
     if variant is not None and variant not in known:
-        near = nearest(variant, known)
-        hint = f"did you mean {near}?" if near else f"there are {', '.join(known)}"
+        hint = did_you_mean(variant, known, f"there are {', '.join(known)}")
         raise ConfigError(f"--variant: there is no variant called {variant[:80]!r}: {hint}")
     layer = known[variant] if variant else {}
     model = {**known["mha"]["model"], **layer.get("model", {})}

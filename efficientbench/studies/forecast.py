@@ -14,7 +14,7 @@ from efficientbench.architecture.variant import known
 from efficientbench.basics.cgroup import usable_cores
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.matrix import load_matrix
-from efficientbench.metrics.records.figure import count
+from efficientbench.metrics.records.figure import ENERGY_UNITS, count, scaled
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.planning.bill import HOUR_S, Bill, first_line
 from efficientbench.planning.table import ABSENT, plain_table, print_lines
@@ -28,7 +28,7 @@ from efficientbench.studies.simulate import precision
 from efficientbench.studies.suite import REACH, Search, StudySection, section_of
 from efficientbench.studies.tasks import Planned
 from efficientbench.studies.words import percent
-from efficientbench.sweep.dry_run import bill_of, energy_text
+from efficientbench.sweep.dry_run import bill_of
 from efficientbench.sweep.machine import Machine, slots
 from efficientbench.sweep.selection import Request
 from efficientbench.sweep.sweep import records_in
@@ -142,7 +142,7 @@ def _cells(taken: Sequence[Taken]) -> tuple[str, ...]:
         f"{len(taken)}",
         ABSENT if flops is None else f"{flops:.2e}",
         ABSENT if hours is None else f"{hours:,.3g}" if hours < 1000 else f"{hours:,.0f}",
-        ABSENT if energy_j is None else energy_text(energy_j),
+        ABSENT if energy_j is None else scaled(energy_j, ENERGY_UNITS),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean
 
+from efficientbench.basics.grouped import grouped
 from efficientbench.studies.effects import Effects, Prior
 from efficientbench.studies.ladder import Cell, Ladder
 from efficientbench.studies.runs import StudyRun
@@ -113,9 +114,7 @@ def _device_hours(
     """Return the device-hours of some cells with so many seeds, of all variants."""
     if any(variant not in hours for variant in ladder.variants):
         return None
-    budgets: dict[float, list[float]] = {}
-    for cell in cells:
-        budgets.setdefault(cell.parameters, []).append(cell.tokens)
+    budgets = grouped((cell.parameters, cell.tokens) for cell in cells)
     total = 0.0
     for parameters, tokens in budgets.items():
         trained = TRUNK_SHARE * max(tokens) + (1 - TRUNK_SHARE) * sum(tokens) if ladder.trunks else sum(tokens)

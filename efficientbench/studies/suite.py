@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from efficientbench.basics.errors import ConfigError, nearest
+from efficientbench.basics.errors import ConfigError, did_you_mean
 from efficientbench.basics.part import Name, Part, PositiveFloat, PositiveInt
 from efficientbench.config.matrix import load_matrix
 from efficientbench.studies.ladder import LEAST_BUDGETS, LEAST_SIZES
@@ -161,8 +161,7 @@ def section_of(words: Mapping[str, object], matrix: Path) -> StudySection:
         there = known.variants if kind == "variants" else known.sizes
         for name in dict.fromkeys(names):
             if name not in there:
-                near = nearest(name, there)
-                hint = f"did you mean {near}?" if near else f"there are {', '.join(there)}"
+                hint = did_you_mean(name, there, f"there are {', '.join(there)}")
                 problems.append(f"study: {kind}: the matrix has no {kind[:-1]} {name}: {hint}")
     if problems:
         raise ConfigError(problems)

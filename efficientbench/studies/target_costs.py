@@ -9,6 +9,7 @@ import numpy as np
 from efficientbench.architecture.variant import known
 from efficientbench.basics.cgroup import usable_cores
 from efficientbench.basics.errors import ConfigError, MetricsError
+from efficientbench.basics.grouped import grouped
 from efficientbench.config.layout import Layout
 from efficientbench.costs.model import flops_per_token, kv_cache_bytes_per_token
 from efficientbench.metrics.analysis.generation import common_combinations, text_of
@@ -41,10 +42,7 @@ def costs_at_target(plan: LadderPlan, runs: Sequence[StudyRun]) -> dict[str, Tar
 
     All are of the devices with most records, of those that have trained every trained variant.
     """
-    devices: dict[str | None, list[str]] = {}
-    for run in runs:
-        if run.record is not None:
-            devices.setdefault(run.record.device_name, []).append(run.variant)
+    devices = grouped((run.record.device_name, run.variant) for run in runs if run.record is not None)
     trained = {variant for of in devices.values() for variant in of}
     shared = max(
         (name for name, of in devices.items() if trained <= {*of}), key=lambda name: len(devices[name]), default=None
@@ -99,8 +97,8 @@ def _planned_seconds(plan: LadderPlan, variant: str) -> tuple[float | None, str]
     machine, config = plan.machine, plan.models[variant, plan.section.target.size].config
     if not machine.name:
         return None, "no record of its largest size has a rate"
-    training = config.training.model_copy(update={"tokens": int(plan.target.tokens), "steps": None, "epochs": None})
-    config = with_kernels(config.model_copy(update={"training": training}), machine)
+    config = config.changed("training", tokens=int(plan.target.tokens), steps=None, epochs=None)
+    config = with_kernels(config, machine)
     try:
         layout = Layout.of(config, machine.count(), machine.nodes, oversubscribe=True)
         found = estimate(make_plan(config, layout, machine.runtime_bytes), machine, [], usable_cores())

@@ -118,9 +118,8 @@ def _trunk(run: Planned, marked: Sequence[int]) -> Planned:
     """Return the run, which keeps all state after some of its steps."""
     config = _config(run)
     at_tokens = tuple(step * _tokens_per_step(run) for step in marked)
-    checkpoint = config.checkpoint.model_copy(update={"at_tokens": at_tokens})
     words = (*run.task.arguments, f"checkpoint.at_tokens=[{','.join(map(str, at_tokens))}]")
-    config = config.model_copy(update={"checkpoint": checkpoint})
+    config = config.changed("checkpoint", at_tokens=at_tokens)
     return replace(run, task=replace(run.task, arguments=words, config=config))
 
 

@@ -103,8 +103,7 @@ def _lines(
 
 def _changed(combination: Combination[RunConfig], values: Mapping[str, object]) -> Combination[RunConfig]:
     """Return the combination with these values of `training`."""
-    training = combination.config.training.model_copy(update=dict(values))
-    config = combination.config.model_copy(update={"training": training})
+    config = combination.config.changed("training", **values)
     overrides = (*combination.overrides, *(f"training.{key}={value}" for key, value in values.items()))
     return replace(combination, config=config, overrides=overrides)
 

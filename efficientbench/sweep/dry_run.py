@@ -9,7 +9,9 @@ from rich.console import Console
 from rich.text import Text
 
 from efficientbench.basics.counted import number_of, seconds
+from efficientbench.basics.grouped import grouped
 from efficientbench.launchers.processes.failure import Failure
+from efficientbench.metrics.records.figure import ENERGY_UNITS, scaled
 from efficientbench.planning.bill import Bill, first_line
 from efficientbench.planning.table import ABSENT, plain_table, print_lines
 from efficientbench.sweep.estimate import Estimate
@@ -60,10 +62,7 @@ def print_dry_run(
 
 def _texts(tasks: Sequence[Task]) -> list[str]:
     """Return what runs will read, each text once with the first runs that read it."""
-    reads: dict[str, list[str]] = {}
-    for task in tasks:
-        if (text := task.text()) is not None:
-            reads.setdefault(text, []).append(task.id)
+    reads = grouped((text, task.id) for task in tasks if (text := task.text()) is not None)
     return [f"{_some(ids)}: {text}" for text, ids in reads.items()]
 
 
@@ -100,7 +99,7 @@ def _cells(task: Task, estimate: Estimate | None) -> tuple[str, ...]:
         f"{used} for {task.asked}" if task.asked else str(used),
         ABSENT if memory_bytes is None else f"{memory_bytes / 1e9:.2f}",
         ABSENT if time_s is None else seconds(time_s),
-        ABSENT if energy_j is None else energy_text(energy_j),
+        ABSENT if energy_j is None else scaled(energy_j, ENERGY_UNITS),
     )
 
 
@@ -124,11 +123,3 @@ def _sources(estimates: Sequence[Estimate | None]) -> list[str]:
     found = [*sorted(times, key=itemgetter(0)), *sorted(energies, key=itemgetter(0))]
     lines = [f"{f'{ABSENT} ' if absent else ''}{name}: {source}" for absent, name, source in found]
     return ["GB: peak of the ranks of the node together.", *dict.fromkeys(lines)]
-
-
-def energy_text(energy_j: float) -> str:
-    """Return an energy in short, like 1.2 kWh."""
-    for size, unit in ((3.6e6, "kWh"), (1e3, "kJ")):
-        if energy_j >= size:
-            return f"{energy_j / size:.3g} {unit}"
-    return f"{energy_j:.3g} J"

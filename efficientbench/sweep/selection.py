@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from efficientbench.architecture.registry import SECTIONS, load, load_named
-from efficientbench.basics.errors import ConfigError, nearest
+from efficientbench.basics.errors import ConfigError, did_you_mean
 from efficientbench.config.load import resolve, settable_keys
 from efficientbench.config.matrix import MATRIX, Matrix, RunName, by_name, load_matrix
 from efficientbench.config.quantization import Quantization
@@ -125,8 +125,7 @@ def select(matrix: Matrix, only: Sequence[str] = (), sizes: Sequence[str] = ()) 
     known = dict.fromkeys([*matrix.sizes, *(run.size for run in matrix.all_runs)])
     for size in sizes:
         if size not in known:
-            near = nearest(size, known)
-            hint = f"did you mean {near}?" if near else f"the sizes are {', '.join(known)}"
+            hint = did_you_mean(size, known, f"the sizes are {', '.join(known)}")
             problems.append(f"--sizes: there is no size called {size[:80]!r}: {hint}")
     if problems:
         raise ConfigError(problems)
@@ -169,9 +168,8 @@ def _unknown_name(name: str, matrix: Matrix, sizes: Sequence[str]) -> str | None
     runs = matrix.all_runs
     names = [each for run in runs for each in (run.name, run.variant, run.suite, run.suite.partition("_")[0])]
     names += [each for tuning in named_tunings().values() for each in (tuning.name, tuning.method)]
-    near = nearest(name, names)
     known = ", ".join(dict.fromkeys(run.suite for run in runs))
-    hint = f"did you mean {near}?" if near else f"name a run, a variant, or one of the suites {known}"
+    hint = did_you_mean(name, names, f"name a run, a variant, or one of the suites {known}")
     return f"--only: no run, variant or suite is called {name[:80]!r}: {hint}"
 
 
@@ -186,8 +184,7 @@ def names_tunings(request: Request) -> bool:
     tunings = [name for name in request.only if name in known]
     others = [name for name in request.only if name not in known]
     if tunings and others:
-        near = nearest(others[0], known)
-        hint = f"did you mean {near}?" if near else "trainings and fine-tunings are named apart"
+        hint = did_you_mean(others[0], known, "trainings and fine-tunings are named apart")
         raise ConfigError(f"--only: {tunings[0]} is a fine-tuning and {others[0][:80]!r} is not: {hint}")
     return bool(tunings)
 
@@ -213,8 +210,7 @@ def _selected(only: Sequence[str], sizes: Sequence[str]) -> list[str]:
     known = dict.fromkeys(each.size for each in runs)
     for size in sizes:
         if size not in known:
-            near = nearest(size, known)
-            hint = f"did you mean {near}?" if near else f"the sizes are {', '.join(known)}"
+            hint = did_you_mean(size, known, f"the sizes are {', '.join(known)}")
             raise ConfigError(f"--sizes: there is no size of fine-tunings called {size[:80]!r}: {hint}")
     chosen = [each for each in runs if {each.name, each.method, SUITE} & set(only)]
     left = [each.name for each in chosen if not sizes or each.size in sizes]

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from efficientbench.basics.errors import ConfigError, MetricsError
 from efficientbench.basics.foreign import parse_json, read_whole
+from efficientbench.basics.grouped import grouped
 from efficientbench.config.quantization import FULL, Quantization
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.metrics.files import write_whole
@@ -196,9 +197,7 @@ def in_turns(tasks: Sequence[Task], seed: int, of: Callable[[Task], Hashable] = 
     A configuration with fewer tasks is in the first rounds. `of`: returns what a task's turn belongs to; by default the
     configuration that it repeats.
     """
-    repeats: dict[Hashable, list[Task]] = {}
-    for task in tasks:
-        repeats.setdefault(of(task), []).append(task)
+    repeats = grouped((of(task), task) for task in tasks)
     chance = random.Random(seed)
     places = list(range(len(repeats)))
     ordered: list[Task] = []

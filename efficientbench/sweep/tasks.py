@@ -18,7 +18,7 @@ from efficientbench.planning.fitting import DoesNotFitError
 from efficientbench.planning.plan import Hardware, Plan
 from efficientbench.planning.text import text_of
 from efficientbench.planning.vocabulary import is_given, with_vocabulary
-from efficientbench.running.micro_batch import decide, resized
+from efficientbench.running.micro_batch import decide
 from efficientbench.running.resume import SAME, complete_record
 from efficientbench.running.run import Pretraining, plan_on
 from efficientbench.sweep.combinations import Combination
@@ -89,8 +89,7 @@ class TrainingTask(Task):
         tried = self.plan.config.training.micro_batch_size if self.plan else training.micro_batch_size
         asked = self.asked or tried
         for size in range(tried - 1, 0, -1):
-            changed = training.model_copy(update={"micro_batch_size": size, "micro_batch_size_asked": asked})
-            config = self.config.model_copy(update={"training": changed})
+            config = self.config.changed("training", micro_batch_size=size, micro_batch_size_asked=asked)
             try:
                 plan = plan_on(config, machine.part(self.slots), machine.nodes)
             except ConfigError:
@@ -171,9 +170,9 @@ def with_micro_batch(
     if not runs:
         return combinations
     size = decide(runs, machine.type, machine.name, trial=not dry_run, nodes=machine.nodes)
-    decided = f"training.micro_batch_size={size}"
+    added = f"training.micro_batch_size={size}"
     return [
-        replace(each, config=resized(each.config, size), overrides=(*each.overrides, decided))
+        replace(each, config=each.config.changed("training", micro_batch_size=size), overrides=(*each.overrides, added))
         if each.config.training.micro_batch_size == AUTO
         else each
         for each in combinations

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
+from efficientbench.basics.grouped import grouped
 from efficientbench.metrics.formulas.device_use import HARDWARE, HEAT
 from efficientbench.metrics.records.record import RunRecord
 
@@ -153,10 +154,7 @@ def branched(records: Sequence[RunRecord]) -> list[str]:
 
 def short_of_text(records: Sequence[RunRecord]) -> list[str]:
     """Return a sentence that says which runs' losses are not compared, and why; none where all are compared."""
-    runs: dict[str, list[str]] = {}
-    for record in records:
-        if record.speed_only_reason:
-            runs.setdefault(record.speed_only_reason, []).append(record.run)
+    runs = grouped((record.speed_only_reason, record.run) for record in records if record.speed_only_reason)
     parts = [f"{', '.join(names)}: {why}" for why, names in runs.items()]
     return [f"Speed only, without a comparison of losses: {'; '.join(parts)}."] if parts else []
 

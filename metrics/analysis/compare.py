@@ -16,7 +16,7 @@ from pathlib import Path
 from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.analysis.best_of import Best, best_of
 from efficientbench.metrics.analysis.conditions import CONDITIONS, KERNELS, Difference, changed_keys, differences
-from efficientbench.metrics.analysis.judging import TRAINING, TURNS, Judge
+from efficientbench.metrics.analysis.judging import LOSSES, TRAINING, TURNS, Judge
 from efficientbench.metrics.analysis.noise import identical_runs
 from efficientbench.metrics.analysis.quality import Cost, cost_to_loss, lowest_common_loss
 from efficientbench.metrics.analysis.repeats import Group, load_group, load_neighbours, model_identity
@@ -24,8 +24,6 @@ from efficientbench.metrics.analysis.rollouts import rollout_ratios
 from efficientbench.metrics.formulas.ratio import Ratio, corrected
 from efficientbench.metrics.records.record import FIGURES, RunRecord
 
-QUALITY = ("validation_loss", "bits_per_byte")
-"""Figures that are not compared if a run is speed only."""
 METRICS = tuple(sorted((name for name, row in FIGURES.items() if row.compared), key=lambda name: FIGURES[name].place))
 """The figures that are compared, by their names in the record, in the order of reports."""
 
@@ -186,7 +184,7 @@ _COVERED = (
 def why_not(metric: str, records: Sequence[RunRecord]) -> str | None:
     """Return why a figure of these runs has no ratio; None where it has one."""
     short = _short_of_text(records)
-    if short is not None and metric in QUALITY:
+    if short is not None and metric in LOSSES:
         return short
     lacking = next((record for record in records if (getattr(record, metric) or 0) <= 0), None)
     return None if lacking is None else f"{lacking.run}: {lacking.unavailable.get(metric, 'it is not above 0')}"

@@ -10,15 +10,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from efficientbench.basics.errors import MetricsError, nearest
+from efficientbench.basics.errors import MetricsError, did_you_mean
 from efficientbench.basics.foreign import plain_text
+from efficientbench.basics.grouped import grouped
 from efficientbench.metrics.analysis.generation import Combination, Compared, compare_widths
 from efficientbench.metrics.analysis.paired import CENTRED, Evaluations, Paired, pair_each
 from efficientbench.metrics.analysis.paired import FOLDER as EVALUATION
 from efficientbench.metrics.formulas.definitions import model_compression_rate
 from efficientbench.metrics.formulas.ratio import Ratio
 from efficientbench.metrics.records.generation.generation import GENERATION_NAME, GenerationRecord, generation_of
-from efficientbench.metrics.records.stored import SKIPPED_FOLDERS
+from efficientbench.metrics.records.stored import current_files
 
 FOLDER = "quantized"
 """Folder below a run's that holds what was measured of each width, in a folder of its name."""
@@ -35,8 +36,7 @@ def width_folder(run: Path, name: str) -> Path:
         return run
     there = [FULL, *dict.fromkeys(path.name for path in _width_folders(run))]
     if name not in there:
-        near = nearest(name, there)
-        hint = f"did you mean {near}?" if near else f"there are {', '.join(there)}"
+        hint = did_you_mean(name, there, f"there are {', '.join(there)}")
         raise MetricsError(f"--weights: nothing of {run} was measured or evaluated with {name[:80]!r}: {hint}")
     return run / FOLDER / name
 
@@ -100,9 +100,7 @@ class Widths:
 
 def load_widths(folder: Path) -> Widths:
     """Return what lies below a folder; records that cannot be read are those of other parts of a report."""
-    runs: dict[Path, list[Path]] = {}
-    for path in _width_folders(folder):
-        runs.setdefault(path.parent.parent, []).append(path)
+    runs = grouped((path.parent.parent, path) for path in _width_folders(folder))
     qualities: list[Quality] = []
     unread: list[str] = []
     bases: dict[Path, list[Path]] = {}
@@ -122,12 +120,10 @@ def load_widths(folder: Path) -> Widths:
 
 def _width_folders(folder: Path) -> list[Path]:
     """Return the folders of widths below a folder that hold results; skip those of replaced and traced runs."""
-    found = sorted(path for path in folder.rglob(f"{FOLDER}/*") if path.is_dir())
     return [
         path
-        for path in found
-        if not set(SKIPPED_FOLDERS) & set(path.relative_to(folder).parts)
-        and ((path / GENERATION_NAME).is_file() or (path / EVALUATION).is_dir())
+        for path in current_files(folder, f"{FOLDER}/*")
+        if (path / GENERATION_NAME).is_file() or (path / EVALUATION).is_dir()
     ]
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from efficientbench.basics.errors import MetricsError
+from efficientbench.basics.grouped import grouped
 from efficientbench.metrics.analysis.repeats import Group
 from efficientbench.metrics.formulas.ratio import Ratio, Side, holm, make_ratio
 from efficientbench.metrics.records.figure import average
@@ -108,10 +109,7 @@ def measured_rows(made: Sequence[GenerationRecord]) -> list[GenerationRow]:
 
 def by_combination(made: Sequence[GenerationRecord]) -> dict[Combination, list[GenerationRow]]:
     """Return the rows of all records by their combination, without failed ones."""
-    found: dict[Combination, list[GenerationRow]] = {}
-    for row in measured_rows(made):
-        found.setdefault(combination_of(row), []).append(row)
-    return found
+    return grouped((combination_of(row), row) for row in measured_rows(made))
 
 
 def mean_of(rows: Sequence[GenerationRow], name: str) -> float | None:

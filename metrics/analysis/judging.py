@@ -30,15 +30,13 @@ ORDER = ("al_s", "energy_j_per_token", "amu_gb", "validation_loss")
 MOST_OFF = 1.5
 """Standard deviations by which the order of two sides may be off that of perfect turns."""
 
-_LOSSES = ("validation_loss", "bits_per_byte")
-_LEARNED = (
-    *(*_LOSSES, "validation_loss_se", "perplexity", "train_loss", "auxiliary_loss", "expert_load_imbalance"),
-    *("tokens_to_loss", "time_to_loss_s", "energy_to_loss_j"),
-)
+LOSSES = ("validation_loss", "bits_per_byte")
+"""Figures that are not compared if a run is speed only."""
+_QUALITY = (*LOSSES, "validation_loss_se", "perplexity", "train_loss", "auxiliary_loss", "expert_load_imbalance")
+_LEARNED = (*_QUALITY, "tokens_to_loss", "time_to_loss_s", "energy_to_loss_j")
 _UNTIMED = (
-    *(*_LOSSES, "validation_loss_se", "perplexity", "train_loss", "auxiliary_loss", "expert_load_imbalance"),
-    *("tokens_to_loss", "tokens_trained", "tokens_per_parameter", "unique_tokens", "epochs", "unigram_entropy"),
-    *("supervised_tokens", "trainable_parameters", "padding_share", "amu_", "memory_", "peak_"),
+    *(*_QUALITY, "tokens_to_loss", "tokens_trained", "tokens_per_parameter", "unique_tokens", "epochs"),
+    *("unigram_entropy", "supervised_tokens", "trainable_parameters", "padding_share", "amu_", "memory_", "peak_"),
 )
 """Beginnings of figures that depend neither on the machine's speed nor on its power."""
 _OF_ENERGY = ("aec_w", "power_w_sum", "tokens_per_j")
@@ -106,7 +104,7 @@ class Judge:
         first, second = (
             Side.of([read(run) or 0.0 for run in row.records], counted) for row in (self.first, self.second)
         )
-        text = text_noise(self.first.records, self.second.records) if metric in _LOSSES else None
+        text = text_noise(self.first.records, self.second.records) if metric in LOSSES else None
         pooled = pooled_spread(self.line, read) if len(self.line) > 2 else None
         ratio = make_ratio(metric, first, second, aa_floor(self.alike, read), text, pooled, len(self.line))
         objection = self._objection(metric)

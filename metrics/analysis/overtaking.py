@@ -50,10 +50,6 @@ class Life:
     token: Amount
     """Cost of one served token."""
 
-    def times(self, factor: float) -> Life:
-        """Return the costs in another unit, `factor` of which make one of this unit."""
-        return Life(self.training.times(factor), self.token.times(factor))
-
     def after(self, served_tokens: float) -> Amount:
         """Return the cost of training and of that many served tokens."""
         return self.training + self.token.times(served_tokens)
@@ -73,11 +69,6 @@ class Overtaking:
     """Up to so many served tokens `before` costs less beyond the noise: 0 none, infinite any number."""
     high: float
     """From so many on `after` costs less beyond the noise: infinite none, 0 any number."""
-
-    @property
-    def told(self) -> bool:
-        """Whether any difference is beyond the noise."""
-        return self.low > 0 or not math.isinf(self.high)
 
     @property
     def always(self) -> bool:

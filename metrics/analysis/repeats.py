@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from efficientbench.basics.errors import MetricsError
+from efficientbench.basics.grouped import grouped
 from efficientbench.metrics.formulas.definitions import standard_deviation, standard_error
 from efficientbench.metrics.formulas.device_use import MeterUse
 from efficientbench.metrics.formulas.student import mean_confidence_interval
@@ -84,17 +85,14 @@ class Group:
         values = [getattr(record, metric) for record in self.records]
         return [] if any(value is None for value in values) else [float(value) for value in values]
 
-    def is_counted(self, metric: str) -> bool:
-        """Return whether the figure is a whole number, such as bytes, which runs may share to the last digit."""
-        return isinstance(getattr(self.first, metric), int)
-
     def spread(self, metric: str) -> Spread | None:
         """Return a figure's mean and spread over the repeats; None where a run lacks it."""
         values = self.values(metric)
         if not values:
             return None
         low, high = mean_confidence_interval(values) or (None, None)
-        if len(set(values)) == 1 and not self.is_counted(metric):
+        # Runs may share a whole number, such as bytes, to the last digit.
+        if len(set(values)) == 1 and not isinstance(getattr(self.first, metric), int):
             low = high = None
         return Spread(math.fsum(values) / len(values), low, high, standard_deviation(values))
 
@@ -105,9 +103,7 @@ def group_repeats(records: Iterable[RunRecord]) -> list[Group]:
     Repeats share data, devices, kernels, status and the configuration, except for seeds and folders. A group has each
     seed's latest record, since running a seed again adds no noise between seeds, and no copies.
     """
-    groups: dict[str, list[RunRecord]] = {}
-    for record in records:
-        groups.setdefault(_identity(record, without=(*_SAME, *_SEEDS)), []).append(record)
+    groups = grouped((_identity(record, without=(*_SAME, *_SEEDS)), record) for record in records)
     return [_group(group) for group in groups.values()]
 
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
+from efficientbench.basics.grouped import grouped
+
 
 @dataclass(frozen=True)
 class Timeline:
@@ -110,9 +112,7 @@ class MeterUse:
     @classmethod
     def of_repeats(cls, repeats: Sequence[Sequence[MeterUse]]) -> list[MeterUse]:
         """Return each meter's mean energy and power over repeats; no energy unless all repeats have it."""
-        read: dict[tuple[str, str | None], list[MeterUse]] = {}
-        for use in (use for uses in repeats for use in uses):
-            read.setdefault((use.source, use.device), []).append(use)
+        read = grouped(((use.source, use.device), use) for uses in repeats for use in uses)
         return [_mean_use(uses, len(repeats)) for uses in read.values()]
 
 

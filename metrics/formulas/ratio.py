@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from efficientbench.basics.grouped import grouped
 from efficientbench.metrics.formulas.definitions import standard_deviation
 from efficientbench.metrics.formulas.student import range_p_value, t_p_value, t_quantile, t_quantile_95
 
@@ -306,9 +307,7 @@ def holm(p_values: Mapping[str, float], same: Mapping[str, str]) -> dict[str, fl
     Source: Holm (1979). Figures that restate one another share their noise, and an interval that holds for one holds
     for all: such a family counts once, until all of its figures are claimed. `same`: as for `corrected`.
     """
-    families: dict[str, list[str]] = {}
-    for name in p_values:
-        families.setdefault(same.get(name, name), []).append(name)
+    families = grouped((same.get(name, name), name) for name in p_values)
     largest = sorted((max(p_values[name] for name in names), names) for names in families.values())
     adjusted: dict[str, float] = {}
     # Once all figures of s families are claimed, at the level that this takes, the others count as m - s.

@@ -46,6 +46,16 @@ def count(value: float) -> str:
     return f"{value:.0f}"
 
 
+ENERGY_UNITS = ((3.6e6, "kWh"), (1e3, "kJ"), (1.0, "J"))
+"""Units of an energy in joules, the largest first."""
+
+
+def scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
+    """Return a value in the largest of its units that it holds: an energy of 4.32e6 J is '1.2 kWh'."""
+    size, unit = next((each for each in units if value >= each[0]), units[-1])
+    return f"{value / size:,.3g} {unit}"
+
+
 def three_digits(value: float) -> str:
     """Return the number with three digits: 0.5 is '0.500'."""
     return f"{value:#.3g}".rstrip(".")

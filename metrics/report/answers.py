@@ -14,6 +14,7 @@ from typing import Any, Literal
 from efficientbench.metrics.analysis.conditions import Difference
 from efficientbench.metrics.analysis.rivals import QUESTIONS, Standing, better
 from efficientbench.metrics.formulas.ratio import MIN_REPEATS, MOST_REPEATS, SIGNIFICANCE, Ratio, repeats_to_tell
+from efficientbench.metrics.records.figure import ENERGY_UNITS, scaled
 from efficientbench.metrics.report.headline import HEADLINE
 from efficientbench.metrics.report.model_sizes import unmatched
 from efficientbench.metrics.report.suites import Suite
@@ -33,7 +34,7 @@ RULE = (
 )
 COSTS = {
     "time_to_loss_s": ("time", ((3600.0, "h"), (60.0, "min"), (1.0, "s"))),
-    "energy_to_loss_j": ("energy", ((3.6e6, "kWh"), (1e3, "kJ"), (1.0, "J"))),
+    "energy_to_loss_j": ("energy", ENERGY_UNITS),
 }
 """Cost to a loss → what it is called, and its units, the largest first."""
 _MOST_NAMED = 6
@@ -63,7 +64,7 @@ def answer_to(suite: Suite, standing: Standing) -> Answer:
     best = standing.best
     if best is None:
         return Answer("absent", "not known", "")
-    value = _figure(suite, standing.metric, best)
+    value = _text(standing.metric, value_of(suite, standing.metric, best))
     if len(standing.unavailable) == len(suite.rows) - 1:
         others = f"{suite.rows[best].name} alone; {_unavailable(suite, standing)}" if len(suite.rows) > 1 else ""
         return Answer("alone", value, others)
@@ -85,7 +86,8 @@ def answer_to(suite: Suite, standing: Standing) -> Answer:
         told = [" to ".join(ends), _within(suite, standing, best), *(_too_small(suite, standing, at) for at in small)]
         return Answer("level", alike, "; ".join(filter(None, [*told, *parts])))
     if standing.open or standing.apart:
-        return Answer("open", f"no verdict; {_extreme(standing.metric)}: {name}, {value}", "; ".join(parts))
+        extreme = "highest" if better(standing.metric) == "higher" else "lowest"
+        return Answer("open", f"no verdict; {extreme} figure: {name}, {value}", "; ".join(parts))
     return Answer("clear", f"{name}: {value}", "; ".join(parts))
 
 
@@ -148,14 +150,6 @@ def _furthest(suite: Suite, metric: str, places: Iterable[int]) -> str:
     return _text(metric, worst(value_of(suite, metric, place) for place in places))
 
 
-def _extreme(metric: str) -> str:
-    return "highest figure" if better(metric) == "higher" else "lowest figure"
-
-
-def _figure(suite: Suite, metric: str, place: int) -> str:
-    return _text(metric, value_of(suite, metric, place))
-
-
 def value_of(suite: Suite, metric: str, place: int) -> float:
     """Return a figure of a row that has it."""
     own: Any = suite.rivals.mean(metric, place) if metric in COSTS else getattr(suite.rows[place].record, metric)
@@ -163,13 +157,7 @@ def value_of(suite: Suite, metric: str, place: int) -> float:
 
 
 def _text(metric: str, value: float) -> str:
-    return _scaled(value, COSTS[metric][1]) if metric in COSTS else HEADLINE[metric].text(value)
-
-
-def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
-    """Return a value in the largest of its units that it holds."""
-    size, unit = next((each for each in units if value >= each[0]), units[-1])
-    return f"{value / size:,.3g} {unit}"
+    return scaled(value, COSTS[metric][1]) if metric in COSTS else HEADLINE[metric].text(value)
 
 
 def named(suite: Suite, places: Iterable[int]) -> str:

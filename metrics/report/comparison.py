@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+from efficientbench.basics.grouped import grouped
 from efficientbench.metrics.analysis.cautions import KINDS, short_of_text
 from efficientbench.metrics.analysis.compare import METRICS, SAME, Comparison
 from efficientbench.metrics.analysis.conditions import differences
@@ -154,10 +155,7 @@ NO_VERDICT = (
 
 def _objections(ratios: Sequence[Ratio]) -> list[str]:
     """Return a sentence for each reason why figures were not judged."""
-    figures: dict[str, list[str]] = {}
-    for ratio in ratios:
-        if ratio.objection is not None:
-            figures.setdefault(ratio.objection.why, []).append(UNITS[ratio.metric])
+    figures = grouped((ratio.objection.why, UNITS[ratio.metric]) for ratio in ratios if ratio.objection is not None)
     return [f"No verdict on {'; '.join(named)}: {why}." for why, named in figures.items()]
 
 

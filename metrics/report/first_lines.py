@@ -8,9 +8,10 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from efficientbench.basics.grouped import grouped
 from efficientbench.metrics.analysis.rivals import QUESTIONS, better
 from efficientbench.metrics.report.answers import COSTS, TITLES, answer_to, answers, named, objections, value_of
-from efficientbench.metrics.report.headline import HEADLINE, unique_names
+from efficientbench.metrics.report.headline import HEADLINE, with_names
 from efficientbench.metrics.report.model_sizes import unmatched
 from efficientbench.metrics.report.paper.paper import BASELINES, suite_of
 from efficientbench.metrics.report.suites import Rows, Suite
@@ -38,8 +39,7 @@ def stand_in(suite: Suite) -> str:
 
 def left_out(rows: Rows) -> str:
     """Return the sentence on the rows of failed and stopped runs, which are in no set; empty without such rows."""
-    names = unique_names(rows.records)
-    found = [name for name, record in zip(names, rows.records, strict=True) if record.status != "completed"]
+    found = [name for name, record in with_names(rows.records) if record.status != "completed"]
     return f"Left out: {shortened(found, _MOST_NAMED, '; ')}." if found else ""
 
 
@@ -108,9 +108,7 @@ def print_answers(suites: Sequence[Suite], console: Console, price_per_hour: flo
 
 def separated(suites: Sequence[Suite]) -> list[str]:
     """Return a sentence for each suite and size whose rows ran under different conditions, so that sets are apart."""
-    sets: dict[str, list[Suite]] = {}
-    for suite in suites:
-        sets.setdefault(", ".join(filter(None, (suite.name, suite.size))), []).append(suite)
+    sets = grouped((", ".join(filter(None, (suite.name, suite.size))), suite) for suite in suites)
     return [
         f"{title}: not compared, for they ran otherwise: {_told_apart(each)}."
         for title, each in sets.items()

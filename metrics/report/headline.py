@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -41,23 +41,20 @@ HEADLINE: dict[str, Headline] = {
 """Figure → its column in the table of results, from the left."""
 
 
-def results_table(records: Sequence[RunRecord], figures: Iterable[str] = HEADLINE) -> Table:
+def results_table(records: Sequence[RunRecord], figures: Collection[str] = HEADLINE) -> Table:
     """Return the table of results: one row a run, and what a reader must know before comparing the runs."""
-    shown = list(figures)
-    named = zip(unique_names(records), records, strict=True)
-    rows = [(own, *(cell(figure, record) for figure in shown)) for own, record in named]
+    rows = [(own, *(cell(figure, record) for figure in figures)) for own, record in with_names(records)]
     known = (*notes(records), *map(str, noise_floors(records)))
-    return Table(("run", *(HEADLINE[figure].title for figure in shown)), rows, notes=known)
+    return Table(("run", *(HEADLINE[figure].title for figure in figures)), rows, notes=known)
 
 
-def print_results(records: Sequence[RunRecord], console: Console, figures: Iterable[str] = HEADLINE) -> None:
+def print_results(records: Sequence[RunRecord], console: Console, figures: Collection[str] = HEADLINE) -> None:
     """Print one row a run with these figures, then the notes, then each reason for an n/a once."""
     if not records:
         console.print(spoken("No run has a record yet."))
         return
-    shown = list(figures)
     printed = _most_telling(records)
-    table = results_table(printed, shown)
+    table = results_table(printed, figures)
     print_wide_table(table, console)
     if len(printed) < len(records):
         most = "those of the lowest validation loss, without losses the fastest: report.md has all."
@@ -65,7 +62,7 @@ def print_results(records: Sequence[RunRecord], console: Console, figures: Itera
     metered = [f"{name(record)}: {meter}." for record in records for meter in record.meters]
     for note in (*table.notes, *metered):
         console.print(spoken(note))
-    for absence in absences(printed, shown):
+    for absence in absences(printed, figures):
         console.print(spoken(str(absence)), style="dim")
 
 
@@ -82,6 +79,11 @@ def _most_telling(records: Sequence[RunRecord]) -> list[RunRecord]:
 def unique_names(records: Sequence[RunRecord]) -> list[str]:
     """Return the runs' names; runs of one name get the seed behind it, and a number where the seed is shared too."""
     return told_apart([(name(record), record.seed) for record in records])
+
+
+def with_names(records: Sequence[RunRecord]) -> list[tuple[str, RunRecord]]:
+    """Return each run with its name of `unique_names`."""
+    return list(zip(unique_names(records), records, strict=True))
 
 
 def told_apart(named: Sequence[tuple[str, int]]) -> list[str]:
@@ -145,12 +147,11 @@ class Absence:
         return f"{ABSENT} {', '.join(self.titles)}{where}: {self.reason}"
 
 
-def absences(records: Sequence[RunRecord], figures: Iterable[str] = HEADLINE) -> list[Absence]:
+def absences(records: Sequence[RunRecord], figures: Collection[str] = HEADLINE) -> list[Absence]:
     """Return each reason for an n/a among these figures once."""
     found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
-    shown = list(figures)
     for record in records:
-        for figure in shown:
+        for figure in figures:
             if getattr(record, figure) is None:
                 titles, runs = found.setdefault(record.unavailable[figure], ({}, {}))
                 titles[HEADLINE[figure].title] = None
@@ -164,8 +165,7 @@ def absences(records: Sequence[RunRecord], figures: Iterable[str] = HEADLINE) ->
 def notes(records: Sequence[RunRecord]) -> list[str]:
     """Return what a reader must know before comparing these runs."""
     of_runs = [sentence for kind in KINDS for sentence in kind.sentences(records)]
-    found = [*of_runs, *speed_only(records), *of_other_formulas(records)]
-    return [*signs(records), *found]
+    return [*signs(records), *of_runs, *speed_only(records), *of_other_formulas(records)]
 
 
 def signs(records: Sequence[RunRecord]) -> list[str]:

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from efficientbench.basics.errors import MetricsError
+from efficientbench.basics.errors import MetricsError, os_errors_as
 from efficientbench.metrics.records.figures import Identity
 from efficientbench.metrics.records.record import FIGURES, RunRecord
 from efficientbench.metrics.report.columns import row
@@ -42,7 +42,7 @@ def write_hparams(records: Sequence[RunRecord], folder: Path, generated: Sequenc
     """
     if any(path.is_file() and ".tfevents." not in path.name for path in folder.rglob("*")):
         raise MetricsError(f"{folder}: holds files that no report wrote; move them away, since a report's go there")
-    try:
+    with os_errors_as(MetricsError, f"{folder}: cannot be written"):
         if folder.exists():
             shutil.rmtree(folder)
         taken: set[str] = set()
@@ -52,8 +52,6 @@ def write_hparams(records: Sequence[RunRecord], folder: Path, generated: Sequenc
         for number, each in enumerate(generated, start=1):
             name = _free(each.name, taken) if each.trained is None else names[each.trained]
             _write_generated(each, folder / name, number)
-    except OSError as error:
-        raise MetricsError(f"{folder}: cannot be written ({error.strerror})") from None
 
 
 def _free(name: str, taken: set[str]) -> str:

@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from efficientbench.basics.grouped import grouped
 from efficientbench.metrics.analysis.conditions import NOT_RECORDED, group, shared_conditions
 from efficientbench.metrics.analysis.noise import IdenticalRuns
 from efficientbench.metrics.analysis.repeats import Group, combine, group_repeats
 from efficientbench.metrics.analysis.rivals import Rivals
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.report.headline import unique_names
+from efficientbench.metrics.report.headline import with_names
 from efficientbench.metrics.report.paper.paper import BASELINES, SUITES, suite_of
 
 MATTERS = 0.01
@@ -64,14 +65,6 @@ class Suite:
 
 
 @dataclass(frozen=True)
-class _Member:
-    number: int
-    group: Group
-    row: RunRecord
-    name: str
-
-
-@dataclass(frozen=True)
 class Rows:
     """The rows of a report: one for each run, and one for each group of repeats."""
 
@@ -92,40 +85,39 @@ def make_rows(records: Sequence[RunRecord], matters: float = MATTERS) -> Rows:
 
 
 def _suites(groups: Sequence[Group], rows: Sequence[RunRecord]) -> list[Suite]:
-    names = unique_names(rows)
-    sets: dict[tuple[str, str, str], list[_Member]] = {}
-    for number, (each, row) in enumerate(zip(groups, rows, strict=True)):
+    sets: dict[tuple[str, str, str], list[Row]] = {}
+    for number, (name, row) in enumerate(with_names(rows)):
         if row.status != "completed":
             continue
         suite, across_sizes, _ = suite_of(row.variant)
         key = suite, "" if across_sizes else row.size, group(row)
-        sets.setdefault(key, []).append(_Member(number, each, row, names[number]))
+        sets.setdefault(key, []).append(Row(number, name, row))
     identical = IdenticalRuns([each for each in groups if each.first.status == "completed"])
-    labels = _condition_labels({key: members[0].row for key, members in sets.items()})
-    found = [_suite(key, labels[key], members, identical) for key, members in sets.items()]
+    labels = _condition_labels({key: members[0].record for key, members in sets.items()})
+    found = [_suite(key, labels[key], members, groups, identical) for key, members in sets.items()]
     return sorted(found, key=_order)
 
 
-def _suite(key: tuple[str, str, str], label: str, members: Sequence[_Member], identical: IdenticalRuns) -> Suite:
-    ordered = sorted(members, key=lambda member: (suite_of(member.row.variant)[2], member.row.size, member.number))
-    variants = Counter(member.row.variant for member in ordered)
-    models = Counter((member.row.variant, member.row.size) for member in ordered)
+def _suite(
+    key: tuple[str, str, str], label: str, members: Sequence[Row], groups: Sequence[Group], identical: IdenticalRuns
+) -> Suite:
+    ordered = sorted(members, key=lambda row: (suite_of(row.record.variant)[2], row.record.size, row.number))
+    variants = Counter(row.record.variant for row in ordered)
+    models = Counter((row.record.variant, row.record.size) for row in ordered)
     rows = []
-    for member in ordered:
-        row = member.row
-        if variants[row.variant] == 1 and key[1]:
-            short = row.variant
+    for row in ordered:
+        record = row.record
+        if variants[record.variant] == 1 and key[1]:
+            short = record.variant
         else:
-            short = f"{row.variant} {row.size}" if models[row.variant, row.size] == 1 else member.name
-        rows.append(Row(member.number, short, row))
-    return Suite(key[0], key[1], label, tuple(rows), Rivals([member.group for member in ordered], identical))
+            short = f"{record.variant} {record.size}" if models[record.variant, record.size] == 1 else row.name
+        rows.append(replace(row, name=short))
+    return Suite(key[0], key[1], label, tuple(rows), Rivals([groups[row.number] for row in ordered], identical))
 
 
 def _condition_labels(first: dict[tuple[str, str, str], RunRecord]) -> dict[tuple[str, str, str], str]:
     """Return for each set the conditions that distinguish it from other sets of its suite and size."""
-    alike: dict[tuple[str, str], list[tuple[tuple[str, str, str], dict[str, str]]]] = {}
-    for key, record in first.items():
-        alike.setdefault(key[:2], []).append((key, shared_conditions(record)))
+    alike = grouped((key[:2], (key, shared_conditions(record))) for key, record in first.items())
     labels = {}
     for found in alike.values():
         # The title of a set already says whether its runs are smoke runs.

@@ -128,7 +128,7 @@ DECODED = 20
 def model_checks(config: RunConfig) -> Iterator[Check]:
     """Check what the model computes: causality, lengths, decoding, counts, gradients; stop where it cannot be built."""
     # Weights large enough that every part of the model shows in the logits.
-    config = config.model_copy(update={"model": config.model.model_copy(update={"init_std": 0.2})})
+    config = config.changed("model", init_std=0.2)
     with _one_rank() as device:
         try:
             tokens, model = _tokens(config), _built(config, device)

@@ -16,6 +16,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from rich.console import Console
 
 from efficientbench.basics.errors import ConfigError
+from efficientbench.basics.grouped import grouped
 from efficientbench.evaluation.evaluate import EvaluationProgress
 from efficientbench.evaluation.scoring import SHORTEST_SHARED, Continuation, Scored, Scorer
 from efficientbench.generation.generate import generate
@@ -134,9 +135,7 @@ class Adapter(TemplateLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return the text that the model adds to each context, up to the first stop text."""
         texts = [""] * len(requests)
-        by_settings: dict[str, list[int]] = {}
-        for number, request in enumerate(requests):
-            by_settings.setdefault(repr(request.args[1]), []).append(number)
+        by_settings = grouped((repr(request.args[1]), number) for number, request in enumerate(requests))
         with self._progress(len(requests), len(requests)) as progress:
             for numbers in by_settings.values():
                 numbers.sort(key=lambda number: len(requests[number].args[0]))

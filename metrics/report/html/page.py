@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from efficientbench.metrics.records.figures import Subject
 from efficientbench.metrics.records.generation.generation import GenerationRecord
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.report.plots.svg import MOST_RUNS, key
+from efficientbench.metrics.report.plots.svg import MOST_RUNS, key_of
 from efficientbench.metrics.report.plots.told import told_tables
 from efficientbench.metrics.report.report import Report
 from efficientbench.metrics.report.section import SECTIONS
@@ -69,7 +69,7 @@ def rendered(
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.globals |= {"key": key, "most_runs": MOST_RUNS, "most_named": MOST_NAMED, "most_lines": MOST_LINES}
+    environment.globals |= {"key": key_of, "most_runs": MOST_RUNS, "most_named": MOST_NAMED, "most_lines": MOST_LINES}
     environment.globals["told_tables"] = told_tables
     return environment.get_template("page.html").render(
         title=title, heading=heading or title, lead=lead, sections=sections, footer=footer, filtered=filtered

@@ -8,10 +8,11 @@ from itertools import groupby
 
 from markupsafe import Markup
 
+from efficientbench.basics.grouped import grouped
 from efficientbench.metrics.records.record import FIGURES
 from efficientbench.metrics.report.headline import HEADLINE
 from efficientbench.metrics.report.plots.line_plots import Line, Point, plot_lines
-from efficientbench.metrics.report.plots.svg import Figure, Run, marks_of, rect, short, svg, text
+from efficientbench.metrics.report.plots.svg import Figure, Run, marked, rect, short, svg, text
 
 METRICS = ("validation_loss", "tokens_per_s")
 """Figures that are drawn over the axes."""
@@ -58,7 +59,7 @@ def axis_curves(runs: Sequence[Run]) -> list[Figure]:
 
 
 def _lines(axis: str, metric: str, swept: Sequence[_Swept]) -> Iterator[Line]:
-    for name, members in _by_name(swept):
+    for name, members in grouped((each.name, each) for each in swept).items():
         found = {float(each.axes[axis]): value for each in members if (value := each.value(metric)) is not None}
         points = tuple(Point(at, found[at]) for at in sorted(found))
         yield Line(members[0].run.number, name, members[0].run.look, points)
@@ -68,7 +69,7 @@ def axis_maps(runs: Sequence[Run]) -> list[Figure]:
     """Return a heat map of each figure for each model whose sweep has two axes."""
     figures = []
     for (rows, columns), swept in _sweeps(runs, axes=2):
-        for name, members in _by_name(swept):
+        for name, members in grouped((each.name, each) for each in swept).items():
             for metric in METRICS:
                 known = [each for each in members if each.value(metric) is not None]
                 if len({each.axes[rows] for each in known}) > 1 and len({each.axes[columns] for each in known}) > 1:
@@ -97,7 +98,7 @@ def _map(title: str, rows: str, columns: str, metric: str, known: Sequence[_Swep
             rect(x, y, width, ROW, "heat c0", fill_opacity=f"{_FAINTEST + (_DARKEST - _FAINTEST) * good:.3f}"),
             text(x + width / 2, y + ROW / 2 + 4, shown if width >= _TEXT else short(figure), "value", "middle"),
         ]
-        parts.append(marks_of(each.run, f"{each.run.name}: {shown}", *drawn))
+        parts.append(marked(each.run.number, f"{each.run.name}: {shown}", *drawn))
     return svg(WIDTH, bottom + 38, title, parts)
 
 
@@ -117,13 +118,6 @@ def _swept(run: Run) -> _Swept | None:
     axes = {key: value for key, sign, value in parts if sign}
     own = [run.record.variant, run.record.size, *(key for key, sign, _ in parts if not sign)]
     return _Swept(run, axes, "_".join(own)) if axes else None
-
-
-def _by_name(swept: Sequence[_Swept]) -> list[tuple[str, list[_Swept]]]:
-    found: dict[str, list[_Swept]] = {}
-    for each in swept:
-        found.setdefault(each.name, []).append(each)
-    return list(found.items())
 
 
 def _ordered(values: Iterator[str]) -> list[str]:

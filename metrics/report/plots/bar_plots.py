@@ -20,7 +20,7 @@ from efficientbench.metrics.report.plots.svg import (
     cut,
     line,
     mark,
-    marks_of,
+    marked,
     rect,
     svg,
     text,
@@ -86,7 +86,7 @@ def _bars(title: str, values: Sequence[_Bar], form: Callable[[float], str]) -> M
         content = [rect(0, y, WIDTH, ROW, "hit"), text(left - 7, y + 13, cut(bar.run.name), "label", "end")]
         if bar.value is None:
             content.append(text(left + 6, y + 13, "n/a", "tick"))
-            parts.append(marks_of(bar.run, f"{bar.run.name}: n/a", *content))
+            parts.append(marked(bar.run.number, f"{bar.run.name}: n/a", *content))
             continue
         tooltip = f"{bar.run.name}: {form(bar.value)}"
         content.append(rect(left, y + 3.5, scale(bar.value) - left, ROW - 7, f"bar c{bar.run.look.colour}"))
@@ -98,7 +98,7 @@ def _bars(title: str, values: Sequence[_Bar], form: Callable[[float], str]) -> M
             content += [line(scale(at), middle - 4, scale(at), middle + 4, "whisker") for at in (bar.low, bar.high)]
             tooltip += f" (95 % interval {'at least ' if bar.least else ''}{form(bar.low)} to {form(bar.high)})"
         content.append(text(end + 6, y + 13, form(bar.value), "value"))
-        parts.append(marks_of(bar.run, tooltip, *content))
+        parts.append(marked(bar.run.number, tooltip, *content))
     return svg(WIDTH, TOP + ROW * len(values) + 6, f"{title}, one bar a run", parts)
 
 
@@ -134,7 +134,7 @@ def _spreads(title: str, runs: Sequence[Run], relative: bool) -> Markup:
             f"{run.name}\nstep time, ms: min {least:,.1f}, quartiles {low:,.1f} {middle:,.1f} {high:,.1f}, "
             f"p99 {last:,.1f}, max {most:,.1f}"
         )
-        parts.append(marks_of(run, tooltip, *content))
+        parts.append(marked(run.number, tooltip, *content))
     return svg(WIDTH, bottom + 36, f"{title}, one row a run", parts)
 
 

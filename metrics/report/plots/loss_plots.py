@@ -19,7 +19,7 @@ from efficientbench.metrics.report.plots.svg import (
     axis_x,
     axis_y,
     mark,
-    marks_of,
+    marked,
     path,
     short,
     svg,
@@ -97,7 +97,8 @@ def _pareto(title: str, label: str, points: Sequence[Point], better: Better, for
         kind = "point on" if point.run.number in on_front else "point off"
         at = x(point.cost), y(point.loss)
         tooltip = f"{point.run.name}: {form(point.cost)}, loss {point.loss:.3f}"
-        parts.append(marks_of(point.run, tooltip, mark(*at, point.run.look, kind), labels.place(point.run.name, *at)))
+        drawn = mark(*at, point.run.look, kind), labels.place(point.run.name, *at)
+        parts.append(marked(point.run.number, tooltip, *drawn))
     return svg(WIDTH, 320, f"{title}, one point a run", parts)
 
 
@@ -154,5 +155,5 @@ def _curves(title: str, label: str, curves: Sequence[tuple[Run, list[tuple[float
         cost, loss = curve[-1]
         drawn = path([(x(at), y(value)) for at, value in curve], f"line c{run.look.colour}")
         name = labels.place(run.name, x(cost), y(loss), beside_only=True)
-        parts.append(marks_of(run, f"{run.name}: loss {loss:.3f} at {short(cost)}", drawn, name))
+        parts.append(marked(run.number, f"{run.name}: loss {loss:.3f} at {short(cost)}", drawn, name))
     return svg(WIDTH, 300, f"{title}, one line a run", parts)

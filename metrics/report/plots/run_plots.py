@@ -16,7 +16,7 @@ from efficientbench.metrics.report.plots.svg import (
     Scale,
     axis_x,
     axis_y,
-    marks_of,
+    marked,
     path,
     rect,
     short,
@@ -83,7 +83,7 @@ def _over_time(run: Run) -> Figure | None:
         begin = x(other.begin_s)
         band = rect(begin, GAP, max(x(other.end_s) - begin, 1.5), bottom - GAP, "disturbance")
         told = f"{run.name}\ndisturbed: {other.description} ({other.begin_s:,.0f} to {other.end_s:,.0f} s)"
-        parts.append(marks_of(run, told, band))
+        parts.append(marked(run.number, told, band))
     parts.append(axis_x(x, GAP, bottom, "s from the opening of the measured window"))
     for place, (quantity, moments) in enumerate(drawn):
         parts.append(_panel(run, quantity, moments, x, GAP + (PANEL + GAP) * place))
@@ -102,7 +102,7 @@ def _panel(run: Run, quantity: _Quantity, moments: Sequence[_Moment], x: Scale, 
         content.append(path([(x(moment.time_s), y(moment.mean)) for moment in piece], f"line c{run.look.colour}"))
     mean = sum(moment.mean for moment in moments) / len(moments)
     tooltip = f"{run.name}\n{quantity.title}: about {short(round(mean, 2))}, at most {short(round(highest, 2))}"
-    return axis_y(y, LEFT, RIGHT, quantity.title) + marks_of(run, tooltip, *content)
+    return axis_y(y, LEFT, RIGHT, quantity.title) + marked(run.number, tooltip, *content)
 
 
 def _moments(record: RunRecord, quantity: _Quantity) -> list[_Moment]:
@@ -185,7 +185,7 @@ def _expert_load(run: Run) -> Figure | None:
         for expert, count in enumerate(tokens):
             share = f"{count:,} tokens, {count / mean:.2f} of an even share"
             tooltip = f"{run.name}, layer {number}\nexpert {expert + 1}: {share}"
-            parts.append(marks_of(run, tooltip, *_cell(count / mean, LEFT + expert * cell, y, cell)))
+            parts.append(marked(run.number, tooltip, *_cell(count / mean, LEFT + expert * cell, y, cell)))
     busiest = max(load.load_imbalance, default=1.0)
     note = f"1 is an even share. The busiest expert of any layer got {busiest:.2f} times its share."
     height = _EXPERTS_TOP + _EXPERTS_ROW * len(layers) + 6

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from efficientbench.metrics.analysis.conditions import shared_conditions
 from efficientbench.metrics.formulas.student import half_interval_95
@@ -45,13 +45,7 @@ _SEQUENCES = _Scale(
     lambda record: (record.variant, record.size, str(record.global_batch_size * record.seq_len)),
     lambda record: f"{record.variant}_{record.size}",
 )
-_LONGER = _Scale(
-    _SEQUENCES.label,
-    _SEQUENCES.at,
-    ("sequence", "tokens"),
-    lambda record: (record.variant, record.size),
-    _SEQUENCES.name,
-)
+_LONGER = replace(_SEQUENCES, may_differ=("sequence", "tokens"), further=lambda record: (record.variant, record.size))
 _STRONG = _Scale(
     "devices",
     lambda record: record.devices,
@@ -59,12 +53,10 @@ _STRONG = _Scale(
     lambda record: (record.variant, record.size, record.device_name),
     lambda record: f"{record.variant}_{record.size}",
 )
-_WEAK = _Scale(
-    "devices",
-    lambda record: record.devices,
-    ("device", "layout", "tokens", "global_batch"),
-    lambda record: (record.variant, record.size, record.device_name, f"{record.global_batch_size / record.devices:g}"),
-    lambda record: f"{record.variant}_{record.size}",
+_WEAK = replace(
+    _STRONG,
+    may_differ=(*_STRONG.may_differ, "global_batch"),
+    further=lambda record: (*_STRONG.further(record), f"{record.global_batch_size / record.devices:g}"),
 )
 
 

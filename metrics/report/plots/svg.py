@@ -192,11 +192,6 @@ def mark(x: float, y: float, look: Look, kind: str, size: float = 4.5) -> Markup
     return path([(x + dx * size, y + dy * size) for dx, dy in corners], style, closed=True)
 
 
-def marks_of(run: Run, tooltip: str, *content: str) -> Markup:
-    """Return the marks of one run, with a tooltip."""
-    return marked(run.number, tooltip, *content)
-
-
 def marked(run_number: int, tooltip: str, *content: str) -> Markup:
     """Return the marks of the run with that number, with a tooltip."""
     return told(tooltip, *content, class_="m", data_run=run_number)
@@ -217,13 +212,8 @@ def svg(width: float, height: float, label: str, content: Iterable[str]) -> Mark
     return element("svg", drawn, viewBox=size, role=role, aria_label=label)
 
 
-def key(run: Run) -> Markup:
-    """Return the mark of the run's variant, as wide as a character, for legends and tables."""
-    return key_of(run.record.variant, run.look)
-
-
 def key_of(variant: str, look: Look) -> Markup:
-    """Return the mark of a variant, as wide as a character."""
+    """Return the mark of a variant, as wide as a character, for legends and tables."""
     return svg(12, 12, variant, [mark(6, 6, look, "point on", 4.2)])
 
 

@@ -119,12 +119,7 @@ class Stage:
     def name(self) -> str:
         """The stage's name, one of `STAGES`."""
         objective = str(self.record.section("training").get("objective"))
-        return _OF_OBJECTIVE.get(objective, BASE if self.before is None or self.record.branched_after else MID)
-
-    @property
-    def before(self) -> str | None:
-        """Folder of the run whose weights this one began with, as recorded then."""
-        return before(self.record)
+        return _OF_OBJECTIVE.get(objective, BASE if before(self.record) is None or self.record.branched_after else MID)
 
 
 Pipeline = Sequence[Stage]
@@ -151,7 +146,7 @@ def _before(stage: Stage, folder: Path, runs: Iterable[str]) -> str | None:
     It is the run whose folder the recorded path ends with, so that all folders may be moved together. A checkpoint with
     another SHA-256 than the recorded one is that of another run of this name, or of a later training.
     """
-    parts = PurePath(stage.before or "").parts
+    parts = PurePath(before(stage.record) or "").parts
     for run in sorted(runs, key=len, reverse=True):
         end = PurePath(run).parts
         if end and parts[-len(end) :] == end and may_begin_with(stage.record, folder / run):
@@ -218,7 +213,7 @@ def card_table(pipelines: Sequence[Pipeline], evaluations: Table, price_per_hour
             if not of_name:
                 rows.append((title, name, *[ABSENT] * (len(header) - 2)))
         # Without its first runs the cost of a pipeline is not known.
-        whole = _parts(pipeline) if pipeline[0].before is None else []
+        whole = _parts(pipeline) if before(pipeline[0].record) is None else []
         spent = _costs(whole, price_per_hour)
         rows.append((title, ALL, *[""] * (3 + len(scores.tasks) + len(served.header)), *spent))
     notes = (*_notes(pipelines, scores, price_per_hour), *served.notes)
@@ -300,11 +295,10 @@ def _notes(pipelines: Sequence[Pipeline], scores: _Scores, price: float | None) 
         last, stages = pipeline[-1].run, {stage.name for stage in pipeline}
         missing = [name for name in STAGES if name not in stages]
         first = pipeline[0]
-        if first.before is not None:
-            where = plain_text(first.before)
+        if (named := before(first.record)) is not None:
             notes.append(
-                f"{first.run} began with {where}, which is not below this folder, or has changed since: the sums of "
-                f"{last} are not known."
+                f"{first.run} began with {plain_text(named)}, which is not below this folder, or has changed since: "
+                f"the sums of {last} are not known."
             )
         if missing:
             notes.append(f"{ABSENT} {', '.join(missing)} of {last}: no such run belongs to it.")

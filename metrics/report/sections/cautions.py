@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from efficientbench.metrics.analysis.cautions import KINDS
 from efficientbench.metrics.records.generation.generation import GenerationRecord
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.report.headline import of_other_formulas, speed_only, unique_names
+from efficientbench.metrics.report.headline import of_other_formulas, speed_only, with_names
 from efficientbench.metrics.report.sections.evaluations import Evaluated
 from efficientbench.metrics.report.table import shortened
 
@@ -38,10 +38,10 @@ _MOST_NAMED = 8
 
 def cautions(records: Sequence[RunRecord], unchecked: Sequence[str] = ()) -> list[Caution]:
     """Return the cautions that concern any of these runs, and the files of `without_checksum`."""
-    names = unique_names(records)
+    named = with_names(records)
     found = []
     for kind in KINDS:
-        concerned = [own for own, record in zip(names, records, strict=True) if kind.sentences([record])]
+        concerned = [own for own, record in named if kind.sentences([record])]
         if concerned:
             found.append(Caution(kind.title, tuple(concerned), tuple(kind.sentences(records))))
     for title, sentences_of in _OF_SETS.items():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from efficientbench.metrics.analysis.conditions import CONDITIONS
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.columns import state_bytes, told_kinds
-from efficientbench.metrics.report.headline import name, unique_names
+from efficientbench.metrics.report.headline import name, with_names
 from efficientbench.metrics.report.table import Table, bullets, escape, number
 
 
@@ -68,7 +68,7 @@ def settings_table(records: Sequence[RunRecord]) -> Table:
         *("steps", "tokens", "tokens/param", "unique tokens", "epochs", "keys/query", "seed", "duration"),
     )
     rows: list[tuple[str, ...]] = []
-    for run, record in zip(unique_names(records), records, strict=True):
+    for run, record in with_names(records):
         sizes = {axis: getattr(record, axis) for axis in ("tp", "pp", "dp", "cp", "ep")}
         layout = " ".join(f"{axis}{size}" for axis, size in sizes.items() if size > 1)
         keys = number(record.keys_read_per_query, ",.0f")

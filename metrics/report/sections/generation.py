@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from efficientbench.basics.errors import MetricsError
+from efficientbench.basics.grouped import grouped
 from efficientbench.metrics.analysis.generation import Compared, Generating, compare_generation
 from efficientbench.metrics.formulas.ratio import MIN_REPEATS, SIGNIFICANCE
 from efficientbench.metrics.records.figure import Figure, percent
@@ -180,7 +181,8 @@ def generation_notes(generated: Sequence[Generated]) -> tuple[str, ...]:
     """Return the notes: the engine, how each run decoded, doubts, failures, and the reason for each n/a."""
     if not generated:
         return ()
-    notes = [f"Engine: {engine}. No figures of vLLM's, SGLang's or another server's." for engine in _engines(generated)]
+    engines = dict.fromkeys(each.record.engine for each in generated)
+    notes = [f"Engine: {engine}. No figures of vLLM's, SGLang's or another server's." for engine in engines]
     notes += _grouped("Decoding", {each.name: each.record.decode_path for each in generated})
     notes += _grouped("Weights", {each.name: _weights(each.record) for each in generated})
     notes += _grouped("On", {each.name: f"{each.record.device_name}, {each.record.dtype}" for each in generated})
@@ -223,17 +225,11 @@ def _doubts(generated: Sequence[Generated]) -> list[str]:
     return [*found, *([f"Another process used a device of {', '.join(disturbed)} meanwhile."] if disturbed else [])]
 
 
-def _engines(generated: Sequence[Generated]) -> list[str]:
-    return list(dict.fromkeys(each.record.engine for each in generated))
-
-
 def _grouped(what: str, texts: dict[str, str]) -> list[str]:
     """Return a sentence with each different text once, and with its runs where there are several texts."""
     if len(set(texts.values())) == 1:
         return [f"{what}: {next(iter(texts.values()))}."]
-    runs: dict[str, list[str]] = {}
-    for name, text in texts.items():
-        runs.setdefault(text, []).append(name)
+    runs = grouped((text, name) for name, text in texts.items())
     listed = (f"{text} ({', '.join(names)})" for text, names in runs.items())
     return [f"{what}: {'; '.join(listed)}."]
 

@@ -9,14 +9,14 @@ from efficientbench.metrics.analysis.conditions import group
 from efficientbench.metrics.analysis.quality import Cost, cost_to_loss, lowest_common_loss
 from efficientbench.metrics.records.figure import count
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.report.headline import unique_names
+from efficientbench.metrics.report.headline import with_names
 from efficientbench.metrics.report.table import ABSENT, Table
 
 
 def cost_tables(records: Sequence[RunRecord]) -> list[Table]:
     """Return a table for each set of comparable runs of one size that validated and are not speed only."""
     groups: dict[tuple[str, str], list[tuple[str, RunRecord]]] = {}
-    for name, record in zip(unique_names(records), records, strict=True):
+    for name, record in with_names(records):
         if any(point.loss is not None for point in record.quality_curve) and not record.speed_only_reason:
             groups.setdefault((record.size, group(record)), []).append((name, record))
     return [_table(size, members) for (size, _), members in groups.items() if len(members) > 1]

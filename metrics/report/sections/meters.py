@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from efficientbench.metrics.formulas.device_use import MeterUse
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.report.headline import unique_names
+from efficientbench.metrics.report.headline import with_names
 from efficientbench.metrics.report.table import ABSENT, Table, number
 
 TITLE = "Meters beside the devices"
@@ -19,11 +19,7 @@ _NOTE = (
 
 def meters_table(records: Sequence[RunRecord]) -> Table:
     """Return a row for each meter of each run, beside the energy of the run's devices."""
-    read = [
-        (name, record, use)
-        for name, record in zip(unique_names(records), records, strict=True)
-        for use in record.meters
-    ]
+    read = [(name, record, use) for name, record in with_names(records) for use in record.meters]
     absent = [f"{name}, {use.name}: {use.unavailable}." for name, _, use in read if use.unavailable]
     doubted = [f"{name}, {use.name}: {use.energy_doubt}." for name, _, use in read if use.energy_doubt]
     rows = [_row(*each) for each in read]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from efficientbench.metrics.analysis.conditions import CONDITIONS
 from efficientbench.metrics.analysis.repeats import dotted
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.report.headline import HEADLINE, unique_names
+from efficientbench.metrics.report.headline import HEADLINE, with_names
 from efficientbench.metrics.report.table import ABSENT, Table
 
 BASELINE = "adamw"
@@ -32,7 +32,7 @@ Named = tuple[str, RunRecord]
 def optimizers_table(records: Sequence[RunRecord]) -> Table:
     """Return a row for each optimizer of a model that several optimizers trained alike."""
     sets: dict[str, dict[str, list[Named]]] = {}
-    for name, record in zip(unique_names(records), records, strict=True):
+    for name, record in with_names(records):
         if record.status == "completed" and not record.finetuning:
             by_optimizer = sets.setdefault(_alike(record), {})
             by_optimizer.setdefault(CONDITIONS["optimizer"](record), []).append((name, record))

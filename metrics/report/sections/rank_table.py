@@ -14,7 +14,7 @@ from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.formulas.device_use import RankUse
 from efficientbench.metrics.records.record import FIGURES, RunRecord
 from efficientbench.metrics.records.stored import read_each
-from efficientbench.metrics.report.headline import unique_names
+from efficientbench.metrics.report.headline import with_names
 from efficientbench.metrics.report.table import Table, number
 
 PARTS = {
@@ -34,7 +34,7 @@ def wall_time_table(records: Sequence[RunRecord]) -> Table:
     """Return the wall time of each run that has it, and the shares of its parts."""
     rows = [
         (name, f"{record.wall_s:,.0f}", *(f"{getattr(record, part) / record.wall_s:.1%}" for part in PARTS))
-        for name, record in zip(unique_names(records), records, strict=True)
+        for name, record in with_names(records)
         if record.wall_s and None not in [getattr(record, part) for part in PARTS]
     ]
     notes = tuple(f"{title}: {FIGURES[part].description}." for part, title in PARTS.items())
@@ -103,11 +103,7 @@ NOTES = (
 
 def rank_table(records: Sequence[RunRecord]) -> Table:
     """Return the ranks of each run of several ranks, the one that worked longest first."""
-    rows = [
-        (name, *cells)
-        for name, record in zip(unique_names(records), records, strict=True)
-        for cells in _ranks(record)[:MOST_RANKS]
-    ]
+    rows = [(name, *cells) for name, record in with_names(records) for cells in _ranks(record)[:MOST_RANKS]]
     header = ("run", "rank", "step, s", "waits, s", "own work, s", "memory, GB", "peak, GB", "busy", "energy, J")
     return Table(header, rows, notes=NOTES)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from efficientbench.metrics.analysis.rollouts import NOT_MEASURED, energy_j_per_token, tokens_per_s, why_no_energy
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.records.record_parts import PhaseCost, Reinforcement
-from efficientbench.metrics.report.headline import unique_names
+from efficientbench.metrics.report.headline import with_names
 from efficientbench.metrics.report.table import ABSENT, Table, number
 
 _PHASE = ("s", "tokens", "tokens/s", "J", "J/token")
@@ -27,11 +27,11 @@ NOTES = (
 def rollouts_table(records: Sequence[RunRecord]) -> Table:
     """Return a row for each run that learned from rewards."""
     found = [
-        (name, record, record.reinforcement)
-        for name, record in zip(unique_names(records), records, strict=True)
-        if record.reinforcement is not None
+        (name, record, record.reinforcement) for name, record in with_names(records) if record.reinforcement is not None
     ]
-    rows = [(name, *_learned(learned), *_phases(learned)) for name, _, learned in found]
+    rows = [
+        (name, *_learned(learned), *_cells(learned.rollouts), *_cells(learned.updates)) for name, _, learned in found
+    ]
     reasons = dict.fromkeys(reason for _, record, learned in found for reason in _reasons(record, learned))
     return Table(HEADER, rows, notes=(*NOTES, *reasons))
 
@@ -40,10 +40,6 @@ def _learned(learned: Reinforcement) -> tuple[str, ...]:
     share = f"{learned.without_signal / learned.questions:.1%}" if learned.questions else ABSENT
     rewards = (number(each, ".4g") for each in (learned.reward_first, learned.reward_last))
     return f"{learned.questions:,}", share, *rewards
-
-
-def _phases(learned: Reinforcement) -> tuple[str, ...]:
-    return *_cells(learned.rollouts), *_cells(learned.updates)
 
 
 def _cells(cost: PhaseCost | None) -> tuple[str, ...]:

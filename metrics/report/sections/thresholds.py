@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 from rich.console import Console
 from rich.text import Text
 
-from efficientbench.basics.errors import MetricsError
+from efficientbench.basics.errors import MetricsError, os_errors_as
 from efficientbench.metrics.analysis.compare import Comparison
 from efficientbench.metrics.analysis.thresholds import Outcome
 from efficientbench.metrics.files import write_whole
@@ -55,8 +55,5 @@ def append_summary(outcomes: Sequence[Outcome], comparison: Comparison, path: Pa
         rows = [(outcome.state, str(outcome.threshold), outcome.why) for outcome in outcomes]
         lines += [markdown_table(Table(("outcome", "threshold", "why"), rows, text_columns=(0, 1, 2))), ""]
     lines += [markdown_table(comparison_table(comparison.ratios)), ""]
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write("\n".join(lines) + "\n")
-    except OSError as error:
-        raise MetricsError(f"{path}: cannot be written ({error.strerror})") from None
+    with os_errors_as(MetricsError, f"{path}: cannot be written"), path.open("a", encoding="utf-8") as file:
+        file.write("\n".join(lines) + "\n")

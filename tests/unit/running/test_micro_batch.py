@@ -12,7 +12,7 @@ from efficientbench.basics.part import AUTO
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
-from efficientbench.running.micro_batch import FILE, decide, resized
+from efficientbench.running.micro_batch import FILE, decide
 from efficientbench.running.run import plan_on
 from efficientbench.sweep.machine import Machine
 from efficientbench.sweep.selection import Request
@@ -34,7 +34,7 @@ def by_plan(*runs: RunConfig, part: Machine) -> int:
 
 
 def needed_bytes(config: RunConfig, size: int, part: Machine) -> int:
-    return plan_on(resized(config, size), part, nodes=1).rank_memory_bytes()
+    return plan_on(config.changed("training", micro_batch_size=size), part, nodes=1).rank_memory_bytes()
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
