@@ -34,8 +34,7 @@ from efficientbench.costs.model import STATE_TOKENS, cache_bytes, count_paramete
 from efficientbench.finetuning.config import FinetuneConfig
 from efficientbench.metrics.records.figure import rows_of
 from efficientbench.metrics.records.figures import Identity
-from efficientbench.metrics.records.generation.generation import GenerationRecord
-from efficientbench.metrics.records.generation.generation_figures import Phase, RowFigures
+from efficientbench.metrics.records.generation.generation import GenerationRecord, Phase, RowFigures
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.columns import COLUMNS
 from efficientbench.metrics.report.sections.rank_table import PARTS as WALL_TIME

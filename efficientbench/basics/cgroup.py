@@ -18,7 +18,7 @@ def memory_limit_bytes(root: Path = _ROOT) -> int:
     limits = [psutil.virtual_memory().total]
     for folder in _folders(root, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
-            text = _read(folder / name)
+            text = text_at(folder / name)
             if text.isdigit() and int(text) < _UNLIMITED:
                 limits.append(int(text))
     return min(limits)
@@ -31,9 +31,9 @@ def usable_cores(pids: Sequence[int] = (0,), root: Path = _ROOT) -> float:
     """
     cores = float(len(set().union(*(os.sched_getaffinity(pid) for pid in pids))))
     for folder in _folders(root, "cpu"):
-        quota, _, period = _read(folder / "cpu.max").partition(" ")
+        quota, _, period = text_at(folder / "cpu.max").partition(" ")
         if not quota:
-            quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+            quota, period = text_at(folder / "cpu.cfs_quota_us"), text_at(folder / "cpu.cfs_period_us")
         if quota.isdigit() and period.isdigit() and int(period) > 0:
             cores = min(cores, int(quota) / int(period))
     return cores
@@ -41,7 +41,7 @@ def usable_cores(pids: Sequence[int] = (0,), root: Path = _ROOT) -> float:
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:
     """Yield this process's folders of a controller, innermost first, in cgroup v1 and v2."""
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in text_at(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
@@ -54,8 +54,9 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
         yield mount
 
 
-def _read(path: Path) -> str:
+def text_at(path: Path) -> str:
+    """Return the text of one of the kernel's files without white space around it; '' where it cannot be read."""
     try:
-        return path.read_text().strip()
+        return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""

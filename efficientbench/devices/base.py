@@ -53,9 +53,9 @@ class Device(ABC):
     zero_overlaps: bool = False
     """Whether DeepSpeed's ZeRO sends gradients beside its backward pass; not measured on NPUs."""
 
-    @abstractmethod
     def count(self) -> int:
         """Return the number of devices that this process may use; 0 where there are none."""
+        return int(self.allocator().device_count()) if self.forward_unavailable_reason() is None else 0
 
     def visible(self, environment: Mapping[str, str]) -> list[str]:
         """Return each usable device's name in the variable `visibility`: as the user set it, else its index."""
@@ -102,15 +102,13 @@ class Device(ABC):
         """Return whether torch.compile makes faster kernels for this device than a sequence of torch's own."""
         return False
 
-    @abstractmethod
     def synchronize(self) -> None:
         """Wait for all work that is queued on the current device."""
+        self.allocator().synchronize()
 
     def stamp(self) -> Any:
         """Queue a time stamp and return it: the time at which the device comes to it in its queue of work."""
-        import torch
-
-        event = torch.get_device_module(self.type).Event(enable_timing=True)
+        event = self.allocator().Event(enable_timing=True)
         event.record()
         return event
 
@@ -126,17 +124,20 @@ class Device(ABC):
         """Return dtype → why the device is far slower in it than in float32."""
         return {}
 
-    @abstractmethod
     def memory_capacity_bytes(self) -> int | None:
         """Return the memory of one device, in bytes; None where the devices use the host's memory."""
+        return int(self.allocator().get_device_properties(0).total_memory)
 
     @abstractmethod
     def allocator(self) -> Any:
-        """Return torch's namespace with `memory_allocated`, `empty_cache` and their like; None without an allocator."""
+        """Return torch's namespace of the device type, such as torch.cuda; None without an allocator.
 
-    @abstractmethod
+        It has `memory_allocated`, `empty_cache`, `synchronize` and their like.
+        """
+
     def names(self) -> list[str]:
         """Return the product names of the devices, in index order."""
+        return [str(self.allocator().get_device_name(index)) for index in range(self.count())]
 
     @abstractmethod
     def versions(self) -> dict[str, str]:

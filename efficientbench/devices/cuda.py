@@ -52,11 +52,6 @@ class CUDA(Device):
             return f"torch {torch.__version__} (CUDA {torch.version.cuda}) finds no usable GPU; nvidia-smi tells more"
         return None
 
-    def count(self) -> int:
-        import torch
-
-        return torch.cuda.device_count() if self.unavailable_reason() is None else 0
-
     def prepare(self, local_rank: int) -> torch.device:
         import torch
 
@@ -73,11 +68,6 @@ class CUDA(Device):
         # without a GPU assumes that it is there.
         return self.unavailable_reason() is not None or importlib.util.find_spec("triton") is not None
 
-    def synchronize(self) -> None:
-        import torch
-
-        torch.cuda.synchronize()
-
     def unsupported_dtypes(self) -> dict[str, str]:
         import torch
 
@@ -86,20 +76,10 @@ class CUDA(Device):
         name = torch.cuda.get_device_name()
         return {"bf16": f"{name} has no bf16 arithmetic (it came with compute capability 8.0)"}
 
-    def memory_capacity_bytes(self) -> int | None:
-        import torch
-
-        return int(torch.cuda.get_device_properties(0).total_memory)
-
     def allocator(self) -> Any:
         import torch
 
         return torch.cuda
-
-    def names(self) -> list[str]:
-        import torch
-
-        return [torch.cuda.get_device_name(index) for index in range(self.count())]
 
     def versions(self) -> dict[str, str]:
         import torch

@@ -128,9 +128,6 @@ class NPU(Device):
     def may_differ(self) -> dict[str, str]:
         return {"fused kernels": "torch_npu does not say whether its own kernels compute the same bits again"}
 
-    def count(self) -> int:
-        return int(npu_namespace().device_count()) if self.forward_unavailable_reason() is None else 0
-
     def prepare(self, local_rank: int) -> torch.device:
         # Again, since another import may have brought an adaptor after `unavailable_reason`.
         reason = _foreign_adaptor()
@@ -144,9 +141,6 @@ class NPU(Device):
         npu_namespace().set_device(local_rank)
         return torch.device(self.type, local_rank)
 
-    def synchronize(self) -> None:
-        npu_namespace().synchronize()
-
     def unsupported_dtypes(self) -> dict[str, str]:
         # Refuse bf16 instead of taking fp16 silently: runs in different dtypes must not be compared.
         if npu_namespace().is_bf16_supported():
@@ -154,14 +148,8 @@ class NPU(Device):
         name = self.names()[0]
         return {"bf16": f"{name} has no bf16 arithmetic: add training.dtype=fp16, which scales the loss"}
 
-    def memory_capacity_bytes(self) -> int | None:
-        return int(npu_namespace().get_device_properties(0).total_memory)
-
     def allocator(self) -> Any:
         return npu_namespace()
-
-    def names(self) -> list[str]:
-        return [str(npu_namespace().get_device_name(index)) for index in range(self.count())]
 
     def versions(self) -> dict[str, str]:
         found = {"torch-npu": str(importlib.import_module("torch_npu").__version__)}

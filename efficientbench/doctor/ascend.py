@@ -14,13 +14,13 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
 from efficientbench.devices.npu import CANN_HOMES, INFERENCE, cann_version, family
 from efficientbench.doctor.check import Check
+from efficientbench.metrics.records.environment import version_of
 
 # Parse what `npu-smi info` prints: the versions of tool and driver, and the health of each NPU.
 #
@@ -149,17 +149,14 @@ def _cann(environ: Mapping[str, str]) -> Check:
 
 
 def _torch_npu() -> Check:
-    versions = {}
-    for name in ("torch", "torch-npu"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            wanted = (
-                "an image with torch and torch-npu, or torch-npu in torch's own version: bash launchers/setup_ascend.sh"
-            )
-            return Check("torch-npu", False, f"{name} is not installed", wanted)
-    both = f"torch {versions['torch']}, torch-npu {versions['torch-npu']}"
-    if not paired(*versions.values()):
+    torch, torch_npu = version_of("torch"), version_of("torch-npu")
+    if torch is None or torch_npu is None:
+        wanted = (
+            "an image with torch and torch-npu, or torch-npu in torch's own version: bash launchers/setup_ascend.sh"
+        )
+        return Check("torch-npu", False, f"{'torch' if torch is None else 'torch-npu'} is not installed", wanted)
+    both = f"torch {torch}, torch-npu {torch_npu}"
+    if not paired(torch, torch_npu):
         return Check("torch-npu", False, f"{both} do not belong together", "both in one version (major, minor, patch)")
     return Check("torch-npu", True, both)
 

@@ -14,13 +14,13 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.costs.communication import Transfer
 from efficientbench.costs.memory import rank_tokens
 from efficientbench.devices.registry import all_devices, device_called
+from efficientbench.metrics.records.environment import version_of
 from efficientbench.metrics.sensors.hardware import DeviceRates, device_rates
 from efficientbench.planning.calibration import (
     Calibration,
     Point,
     is_device,
     moved_bytes,
-    package_version,
     read_calibration,
     time_at,
 )
@@ -102,7 +102,7 @@ def find_calibration(device: str, folder: Path, dtype: str, peak: float | None =
         known = calibration.conditions["type"] == device or is_device(calibration.device, device)
         if known and calibration.computes(dtype):
             found.append(calibrated(path, calibration, dtype, peak))
-    own = package_version("torch")
+    own = version_of("torch") or "none"
     return max(found, key=lambda each: (each.torch == own, each.calibration.measured_at), default=None)
 
 

@@ -8,7 +8,6 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -129,14 +128,6 @@ def read_calibration(path: Path) -> Calibration:
         reason = f"no {', '.join(sorted(lacking))}"
         raise MetricsError(f"{path}: holds no calibration ({reason}): run `efficientbench calibrate` again")
     return found
-
-
-def package_version(name: str) -> str:
-    """Return the version of an installed package, or none."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "none"
 
 
 def is_device(recorded: str, name: str) -> bool:

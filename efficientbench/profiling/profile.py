@@ -70,7 +70,7 @@ def print_profile(folder: OutputFolder) -> None:
     rates, reason = _rates(job, find_device(job.config.device))
     found: dict[str, Bound] = {}
     if rates is not None:
-        counted = partial(bounds, job.config, job.layout, breakdown, rates)
+        counted = partial(bounds, job.config, job.layout, rates)
         found, reason = known(counted) or {}, missing(counted)
     console = Console(width=140, highlight=False, soft_wrap=True)
     source = "the device's time" if breakdown.on_device else "time of the training thread's operations"
@@ -128,15 +128,9 @@ class Bound:
     moved_bytes: float
     bound_s: float
     """Sum over the operations of the longer of their FLOPs and their bytes over the device's peaks, in seconds."""
-    measured_s: float
-
-    @property
-    def gap_s(self) -> float:
-        """Seconds above the roofline; negative where caches save bytes that are counted."""
-        return self.measured_s - self.bound_s
 
 
-def bounds(config: RunConfig, layout: Layout, breakdown: Breakdown, rates: DeviceRates) -> dict[str, Bound]:
+def bounds(config: RunConfig, layout: Layout, rates: DeviceRates) -> dict[str, Bound]:
     """Return the bound of each kind of work in a step of the first rank, which computes the first stage."""
     works = {
         kind: tuple(work.times(layout.micro_batches) for work in each)
@@ -146,12 +140,11 @@ def bounds(config: RunConfig, layout: Layout, breakdown: Breakdown, rates: Devic
     found: dict[str, Bound] = {}
     for counted, each in works.items():
         kind = _KINDS_IN_A_TRACE.get(counted, counted)
-        before = found.get(kind, Bound(0, 0, 0, breakdown.seconds[kind]))
+        before = found.get(kind, Bound(0, 0, 0))
         found[kind] = Bound(
             flops=before.flops + sum(work.flops for work in each),
             moved_bytes=before.moved_bytes + sum(work.moved_bytes for work in each),
             bound_s=before.bound_s + work_time_s(counted, each, rates, PEAK),
-            measured_s=before.measured_s,
         )
     return found
 
@@ -159,9 +152,10 @@ def bounds(config: RunConfig, layout: Layout, breakdown: Breakdown, rates: Devic
 def largest_gap(found: dict[str, Bound], breakdown: Breakdown) -> tuple[str, float]:
     """Return the kind of work in which a step loses most time, and the lost time in seconds.
 
-    Lost time is computing time above its bound, and all time of `communication` and `idle`.
+    Lost time is computing time above its bound, and all time of `communication` and `idle`. It is negative where caches
+    save bytes that are counted.
     """
-    gaps = {kind: bound.gap_s for kind, bound in found.items()}
+    gaps = {kind: breakdown.seconds[kind] - bound.bound_s for kind, bound in found.items()}
     gaps |= {kind: breakdown.seconds[kind] for kind in ("communication", "idle")}
     kind = max(gaps, key=gaps.__getitem__)
     return kind, gaps[kind]

@@ -18,11 +18,11 @@ from efficientbench.basics.language import in_users_language
 from efficientbench.config.layout import Layout, fit_micro_batch
 from efficientbench.config.schema import RunConfig
 from efficientbench.devices.base import Device
+from efficientbench.metrics.records.environment import version_of
 from efficientbench.planning.basis import calibrated
 from efficientbench.planning.calibration import (
     Calibration,
     Point,
-    package_version,
     place,
     read_calibration,
     write_calibration,
@@ -142,7 +142,7 @@ def _job(config: RunConfig, site: Site, time_s: float) -> CalibrationJob:
 
 def _conditions(device: Device) -> dict[str, str]:
     """Return everything by which a calibration is kept."""
-    installed = {name: package_version(name) for name in ("torch", "transformer-engine")}
+    installed = {name: version_of(name) or "none" for name in ("torch", "transformer-engine")}
     return {"device": device.names()[0], "type": device.type, **installed, **device.versions()}
 
 

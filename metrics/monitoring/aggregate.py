@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
+from statistics import fmean
 from typing import Any
 
 from efficientbench.basics.errors import MetricsError
@@ -127,11 +128,7 @@ def _waits(rank: RankMeasurement) -> RankWaits | None:
     if not waited or len(waited) < len(rank.steps):
         return None
     across = [pipeline_s for _, pipeline_s in waited if pipeline_s is not None]
-    return RankWaits(rank.rank, _mean([own_s for own_s, _ in waited]), _mean(across) if across else None)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
+    return RankWaits(rank.rank, fmean([own_s for own_s, _ in waited]), fmean(across) if across else None)
 
 
 def _joined(kinds: Sequence[str]) -> str:
@@ -142,23 +139,23 @@ _OverDevices = Mapping[str, tuple[str, Callable[[Sequence[Any]], Any]]]
 """The run's figure → the devices' field that it comes from, and the function that combines their values."""
 _OF_DEVICES: _OverDevices = {
     "memory_kind": ("info.memory_kind", _joined),
-    "memory_idle_gb": ("memory_idle_gb", _mean),
-    "amu_gb": ("amu_gb", _mean),
+    "memory_idle_gb": ("memory_idle_gb", fmean),
+    "amu_gb": ("amu_gb", fmean),
     "amu_gb_max": ("amu_gb", max),
-    "amu_fraction": ("amu_fraction", _mean),
+    "amu_fraction": ("amu_fraction", fmean),
     "amu_fraction_max": ("amu_fraction", max),
-    "pcu": ("pcu", _mean),
+    "pcu": ("pcu", fmean),
     "peak_memory_device_bytes": ("peak_memory_device_bytes", max),
 }
 _OF_ALLOCATORS: _OverDevices = {
-    "memory_allocated_mean_gb": ("amu_gb", _mean),
+    "memory_allocated_mean_gb": ("amu_gb", fmean),
     "peak_memory_allocated_bytes": ("peak_memory_allocated_bytes", max),
     "peak_memory_reserved_bytes": ("peak_memory_reserved_bytes", max),
 }
 _OF_METERS: _OverDevices = {
     "energy_j": ("energy_j", math.fsum),
     "energy_source": ("energy_source", _joined),
-    "aec_w": ("aec_w", _mean),
+    "aec_w": ("aec_w", fmean),
     "power_w_sum": ("aec_w", math.fsum),
     "power_idle_w": ("power_idle_w", math.fsum),
 }

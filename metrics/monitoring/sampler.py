@@ -7,7 +7,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from math import isfinite
 from typing import TypeVar
 
 from efficientbench.basics.errors import MetricsError
@@ -73,7 +72,8 @@ class SensorSampler:
         self._next_search_s = self._next_watch_s = 0.0
         self._first_s = self._last_s = 0.0
         self._samples = 0
-        self._conditions = Conditions(sensor)
+        self._settings: dict[str, DeviceSettings] = {}
+        self._states: dict[str, list[tuple[float, DeviceState]]] = {}
         self.idle_w: dict[str, float] = {}
         """Device's uuid → its idle power, W; empty if idle power was not measured."""
         self._closed = False
@@ -82,7 +82,7 @@ class SensorSampler:
         """Open the sensor within `OPENING_PATIENCE_S`, and take the first sample, the idle baseline."""
         self._patiently(self.sensor.open, None, OPENING_PATIENCE_S)
         self._series = self._answered(self._new_series, {})
-        self._guarded(self._conditions.begin, None)
+        self._settings = self._guarded(self.sensor.settings, {})
         self.sample()
 
     def sample(self) -> None:
@@ -147,12 +147,31 @@ class SensorSampler:
         return [
             replace(
                 each,
-                conditions=self._conditions.of(uuid, windows),
+                conditions=self._conditions_of(uuid, windows),
                 power_idle_w=self.idle_w.get(uuid),
                 source=self._source,
             )
             for uuid, each in found.items()
         ]
+
+    def _conditions_of(self, uuid: str, windows: Windows) -> DeviceConditions | None:
+        """Return a device's conditions over the measured windows; the caller sets `rank`. None without settings."""
+        if uuid not in self._settings:
+            return None
+        inside = [
+            state
+            for time_s, state in self._states.get(uuid, ())
+            if any(begin_s <= time_s <= end_s for begin_s, end_s in windows)
+        ]
+        reasons = Counter(reason for state in inside for reason in state.slowed_by)
+        return DeviceConditions(
+            rank=0,
+            device=uuid,
+            settings=self._settings[uuid],
+            temperature_c_max=max((state.temperature_c for state in inside), default=None),
+            clock_mhz_mean=math.fsum(state.clock_mhz for state in inside) / len(inside) if inside else None,
+            slowed_by={reason: count / len(inside) for reason, count in reasons.items()},
+        )
 
     def _new_series(self) -> dict[str, DeviceSeries]:
         infos = self.sensor.devices()
@@ -185,7 +204,7 @@ class SensorSampler:
     def _read_counters(self) -> tuple[dict[str, Counters], float]:
         counters = self.sensor.counters()
         for uuid, each in counters.items():
-            if not all(value is None or isfinite(value) for value in (each.energy_j, each.busy_s)):
+            if not all(value is None or math.isfinite(value) for value in (each.energy_j, each.busy_s)):
                 raise MetricsError(f"counted {each} on {uuid}, which is not finite")
         return counters, self._clock()
 
@@ -209,7 +228,8 @@ class SensorSampler:
         begin_s = now_s if self._searched_s is None else self._searched_s
         for uuid, use in self.sensor.other_use().items():
             self._series[uuid].add_other_use(begin_s, now_s, use)
-        self._conditions.look(now_s)
+        for uuid, state in self.sensor.states().items():
+            self._states.setdefault(uuid, []).append((now_s, state))
         self._searched_s = now_s
         self._next_search_s = now_s + OTHER_USE_INTERVAL_S
 
@@ -249,40 +269,3 @@ class SensorSampler:
     def _fail(self, reason: str) -> None:
         """Record why the sensor failed; the first reason stays."""
         self.failure = self.failure or f"{self.sensor.name}: {reason}"
-
-
-class Conditions:
-    """Collects the conditions of one sensor's devices: their limits, read once, temperature, clock and throttling."""
-
-    def __init__(self, sensor: Sensor) -> None:
-        self._sensor = sensor
-        self._settings: dict[str, DeviceSettings] = {}
-        self._states: dict[str, list[tuple[float, DeviceState]]] = {}
-
-    def begin(self) -> None:
-        """Read the devices' settings; call it once the sensor is open."""
-        self._settings = self._sensor.settings()
-
-    def look(self, now_s: float) -> None:
-        """Read the devices' states at time `now_s`."""
-        for uuid, state in self._sensor.states().items():
-            self._states.setdefault(uuid, []).append((now_s, state))
-
-    def of(self, uuid: str, windows: Windows) -> DeviceConditions | None:
-        """Return a device's conditions over the measured windows; the caller sets `rank`. None without settings."""
-        if uuid not in self._settings:
-            return None
-        inside = [
-            state
-            for time_s, state in self._states.get(uuid, ())
-            if any(begin_s <= time_s <= end_s for begin_s, end_s in windows)
-        ]
-        reasons = Counter(reason for state in inside for reason in state.slowed_by)
-        return DeviceConditions(
-            rank=0,
-            device=uuid,
-            settings=self._settings[uuid],
-            temperature_c_max=max((state.temperature_c for state in inside), default=None),
-            clock_mhz_mean=math.fsum(state.clock_mhz for state in inside) / len(inside) if inside else None,
-            slowed_by={reason: count / len(inside) for reason, count in reasons.items()},
-        )

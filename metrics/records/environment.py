@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from efficientbench.basics.cgroup import memory_limit_bytes, usable_cores
+from efficientbench.basics.cgroup import memory_limit_bytes, text_at, usable_cores
 from efficientbench.metrics.monitoring.measurement import SensorState
 from efficientbench.metrics.sensors.host import processor_name
 
@@ -29,6 +29,7 @@ def collect_environment(packages: Sequence[str], repository: Path) -> dict[str, 
     """
     commit = _git(repository, "rev-parse", "HEAD")
     changes = _git(repository, "status", "--porcelain", "--untracked-files=no")
+    driver = text_at(Path("/proc/driver/nvidia/version"))
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
@@ -39,7 +40,7 @@ def collect_environment(packages: Sequence[str], repository: Path) -> dict[str, 
         "packages": {name: version_of(name) for name in packages},
         "commit": commit,
         "uncommitted_changes": None if commit is None or changes is None else bool(changes),
-        "nvidia_driver": _nvidia_driver(),
+        "nvidia_driver": driver.partition("\n")[0].partition(":")[2].strip() or None,
     }
 
 
@@ -75,12 +76,4 @@ def _git(repository: Path, *arguments: str) -> str | None:
         command = ["git", "-C", str(repository), *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _nvidia_driver() -> str | None:
-    version = Path("/proc/driver/nvidia/version")
-    try:
-        return version.read_text().splitlines()[0].partition(":")[2].strip() or None
-    except (OSError, IndexError):
         return None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import operator
+import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.monitoring import monitor
+from efficientbench.metrics.monitoring.measurement import RankMeasurement
 
 if TYPE_CHECKING:
     from efficientbench.metrics.records.facts import Validation
@@ -58,7 +61,7 @@ class EfficiencyMonitor(monitor.EfficiencyMonitor):
         step_time_s = super().end_step(tokens)
         self._tokens += operator.index(tokens)
         if self._sinks is not None:
-            from efficientbench.metrics.records.sinks.scalars import step_scalars
+            from efficientbench.metrics.records.sinks.registry import step_scalars
 
             values = step_scalars(step_time_s, operator.index(tokens), self.latest_samples())
             self._sinks.scalars(self._step_number, {"train/tokens": self._tokens, **values})
@@ -141,7 +144,6 @@ class EfficiencyMonitor(monitor.EfficiencyMonitor):
         # Imported here, since measuring needs none of what records need.
         from efficientbench.metrics.monitoring.aggregate import merge
         from efficientbench.metrics.records.own_loop import OwnLoop, plain, write_own_record
-        from efficientbench.metrics.records.own_ranks import of_all_ranks
         from efficientbench.metrics.records.record import read_record
 
         mine = self.finish()
@@ -165,3 +167,45 @@ class EfficiencyMonitor(monitor.EfficiencyMonitor):
             atexit.unregister(self._sinks.close)
             self._sinks = None
         return path
+
+
+def of_all_ranks(
+    mine: RankMeasurement, validations: Sequence[Validation]
+) -> tuple[list[RankMeasurement], list[Validation], bool]:
+    """Return all ranks' measurements, the validations, and whether this rank writes; all ranks call this together.
+
+    A validation's loss is rank 0's, its tokens are those of all ranks. Raises MetricsError: the ranks noted validations
+    after different steps.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return [mine], list(validations), True
+    from efficientbench.metrics.monitoring.exchange import gather
+    from efficientbench.metrics.records.facts import Validation
+
+    found = gather((mine, list(validations)), tuple[RankMeasurement, list[Validation]])
+    return (
+        [measured for measured, _ in found],
+        together([noted for _, noted in found]),
+        torch.distributed.get_rank() == 0,
+    )
+
+
+def together(ranks: Sequence[Sequence[Validation]]) -> list[Validation]:
+    """Return the first rank's validations with the tokens of all ranks.
+
+    Raises MetricsError: the ranks noted validations after different steps.
+    """
+    steps = [[each.step for each in noted] for noted in ranks]
+    other = next((number for number, each in enumerate(steps) if each != steps[0]), None)
+    if other is not None:
+        raise MetricsError(
+            f"rank 0 noted validations after the steps {steps[0]}, and rank {other} after {steps[other]}: every rank "
+            "calls `validated` after the same steps"
+        )
+    same_steps = zip(*ranks, strict=True)
+    tokens = ((sum(each.tokens for each in same), sum(each.measured_tokens for each in same)) for same in same_steps)
+    return [
+        replace(noted, tokens=seen, measured_tokens=measured)
+        for noted, (seen, measured) in zip(ranks[0], tokens, strict=True)
+    ]

@@ -22,12 +22,10 @@ from efficientbench.metrics.records.environment import collect_environment, sens
 from efficientbench.metrics.records.facts import Quality, RunFacts, Validation
 from efficientbench.metrics.records.record import OF_FORMULAS, RECORD_NAME, RunRecord, write_record
 from efficientbench.metrics.records.summarize import measured_parts, quality_curve, summarize
-from efficientbench.metrics.sensors.hardware import peak_flops
+from efficientbench.metrics.sensors.hardware import DTYPES, peak_flops
 
 PACKAGES = ("efficientbench", "torch", "torch-npu", "transformers", "accelerate", "lightning")
 """Packages whose versions a record holds."""
-DTYPES = {"float32": "fp32", "float": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
-"""Names of dtypes in torch → those of records."""
 REPEAT = re.compile(r"seed_(\d{1,18})")
 """The folder of one of several repeats, with its seed."""
 NOT_COUNTED = "the loop gave neither flops_per_token nor a model that counts them"

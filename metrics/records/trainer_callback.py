@@ -166,18 +166,16 @@ class EfficiencyCallback(TrainerCallback):
         assert self.run is not None
         if self._output is None or not state.is_world_process_zero or not self.run.step_times_s:
             return
-        loop, ranks = self._loop(args, model, self._measured), len(self._measured)
-        write_own_record(self._output, loop, self.run, ranks, self._started_at, self._duration_s, self._validations)
-
-    def _loop(self, args: Any, model: Any, measured: Sequence[RankMeasurement]) -> OwnLoop:
-        """Return what the Trainer ran. Sequences may differ in length: the record has their mean."""
-        assert self._output is not None
-        assert self.run is not None
         run, batch = self.run, args.train_batch_size * args.world_size * args.gradient_accumulation_steps
+        # Sequences may differ in length: the record has their mean.
         sizes = max(1, round(run.tokens / len(run.step_times_s) / batch)), args.train_batch_size, batch
         dtype = "bf16" if args.bf16 else "fp16" if args.fp16 else None
-        flops_per_token, peak_flops = self._flops_per_token, self._peak_flops
-        return OwnLoop.of(self._output, sizes, dtype, args.seed, model, flops_per_token, peak_flops, measured)
+        loop = OwnLoop.of(
+            self._output, sizes, dtype, args.seed, model, self._flops_per_token, self._peak_flops, self._measured
+        )
+        write_own_record(
+            self._output, loop, run, len(self._measured), self._started_at, self._duration_s, self._validations
+        )
 
     def _pause_for_others(self, control: Any) -> None:
         # The Trainer calls on_evaluate and on_save only after that work, but decides on it before.

@@ -21,7 +21,8 @@ TABLE = Path(__file__).with_name("hardware.yaml")
 OWN_ROWS = "EFFICIENTBENCH_DEVICES"
 """Environment variable with the path of a YAML file: one `OwnRow`, or a list of them."""
 
-_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+"""Names of dtypes in torch → those of records and of the table."""
 _MAKERS = frozenset({"nvidia", "geforce", "tesla"})
 """Words of drivers' device names that do not distinguish devices."""
 _REMEDY = "give the device's dense peak in the configuration"
@@ -247,7 +248,7 @@ def _matching(part: str, device_name: str) -> dict[str, Any] | None:
 
 
 def _peak_flops(row: dict[str, Any], dtype: str) -> float:
-    tflops = row["peak_tflops"].get(_DTYPES.get(dtype.removeprefix("torch."), dtype))
+    tflops = row["peak_tflops"].get(DTYPES.get(dtype.removeprefix("torch."), dtype))
     if tflops is None:
         known = ", ".join(row["peak_tflops"])
         raise MetricsError(f"the peak of {row['name']} in {dtype} is not known (known: {known}): {_REMEDY}")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from efficientbench.basics.cgroup import memory_limit_bytes, usable_cores
+from efficientbench.basics.cgroup import memory_limit_bytes, text_at, usable_cores
 from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.sensors.base import (
     ALLOCATOR_PEAKS,
@@ -37,6 +37,8 @@ OTHER_USE_SHARE = 0.1
 
 OTHER_PROCESSES = "other processes ran on the run's cores"
 HYPERVISOR = "the hypervisor gave the run's cores to others"
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class HostSensor(Sensor):
@@ -208,20 +210,17 @@ class HostSensor(Sensor):
 
 def host_uuid() -> str:
     """Return an identifier that all processes of one container or machine share, and no process elsewhere has."""
-    boot_id = Path("/proc/sys/kernel/random/boot_id")
-    return f"HOST-{socket.gethostname()}-{boot_id.read_text().strip() if boot_id.exists() else 'unknown-boot'}"
+    return f"HOST-{socket.gethostname()}-{text_at(_BOOT_ID) or 'unknown-boot'}"
 
 
 def machine_uuid() -> str:
     """Return an identifier that all processes and containers of one machine share, for devices that they share."""
-    boot_id = Path("/proc/sys/kernel/random/boot_id")
-    return boot_id.read_text().strip() if boot_id.exists() else host_uuid()
+    return text_at(_BOOT_ID) or host_uuid()
 
 
 def processor_name() -> str:
     """Return the processor's name, or the architecture's if the kernel reports none (as on most aarch64)."""
-    cpuinfo = Path("/proc/cpuinfo")
-    for line in cpuinfo.read_text().splitlines() if cpuinfo.exists() else ():
+    for line in text_at(Path("/proc/cpuinfo")).splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return f"{platform.machine()} processor"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from efficientbench.basics.cgroup import usable_cores
+from efficientbench.basics.cgroup import text_at, usable_cores
 from efficientbench.metrics.formulas.device_use import MachineConditions
 from efficientbench.metrics.sensors.host import processor_name
 
@@ -28,7 +28,7 @@ def machine_conditions(
     processors = root / "sys/devices/system/cpu"
     governors = _values(processors, "cpu[0-9]*/cpufreq/scaling_governor")
     clocks_khz = [int(text) for text in _values(processors, "cpu[0-9]*/cpufreq/scaling_max_freq") if text.isdigit()]
-    threads = _read(processors / "smt/active")
+    threads = text_at(processors / "smt/active")
     return MachineConditions(
         ranks=[rank],
         processor=processor_name(),
@@ -46,7 +46,7 @@ def machine_conditions(
 
 def _boost(processors: Path) -> bool | None:
     """Return whether cores may exceed their nominal clock, by acpi-cpufreq or intel_pstate; None if neither says so."""
-    allowed, forbidden = _read(processors / "cpufreq/boost"), _read(processors / "intel_pstate/no_turbo")
+    allowed, forbidden = text_at(processors / "cpufreq/boost"), text_at(processors / "intel_pstate/no_turbo")
     if allowed:
         return allowed == "1"
     return forbidden == "0" if forbidden else None
@@ -54,7 +54,7 @@ def _boost(processors: Path) -> bool | None:
 
 def _is_virtual(root: Path) -> bool | None:
     """Return whether the processor runs under a hypervisor; None except on x86, which alone reports it."""
-    flags = re.search(r"^flags\s*:(.*)$", _read(root / "proc/cpuinfo"), re.MULTILINE)
+    flags = re.search(r"^flags\s*:(.*)$", text_at(root / "proc/cpuinfo"), re.MULTILINE)
     return None if flags is None else "hypervisor" in flags[1].split()
 
 
@@ -75,7 +75,7 @@ def _image(root: Path, environment: Mapping[str, str]) -> str | None:
     """Return the image's name without registry, folders and digest, which may identify its owner."""
     named = next((environment[name] for name in _IMAGE_NAMES if environment.get(name)), "")
     if not named:
-        found = re.search(r'^image="(.+)"$', _read(root / "run/.containerenv"), re.MULTILINE)
+        found = re.search(r'^image="(.+)"$', text_at(root / "run/.containerenv"), re.MULTILINE)
         named = found[1] if found else ""
     return named.rpartition("/")[2].partition("@")[0] or None
 
@@ -83,26 +83,19 @@ def _image(root: Path, environment: Mapping[str, str]) -> str | None:
 def _fabric(root: Path) -> list[str]:
     """Return kind and rate of each InfiniBand or RoCE port, such as 'InfiniBand 400 Gb/sec (4X NDR)'."""
     ports = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
-    return [f"{_read(port / 'link_layer')} {_read(port / 'rate')}" for port in ports if _read(port / "rate")]
+    return [f"{text_at(port / 'link_layer')} {text_at(port / 'rate')}" for port in ports if text_at(port / "rate")]
 
 
 def _ethernet(root: Path) -> list[str]:
     """Return the rate of each Ethernet adapter that is up; virtual adapters report none, or -1."""
     found = []
     for adapter in sorted((root / "sys/class/net").glob("*")):
-        speed = _read(adapter / "speed")
+        # Reading the speed of an adapter that is down fails, and the text is then empty.
+        speed = text_at(adapter / "speed")
         if speed.isdigit() and (adapter / "device").exists():
             found.append(f"Ethernet {int(speed) / 1e3:g} Gb/s")
     return found
 
 
 def _values(folder: Path, pattern: str) -> list[str]:
-    return [text for text in map(_read, sorted(folder.glob(pattern))) if text]
-
-
-def _read(path: Path) -> str:
-    # Reading the speed of an adapter that is down fails.
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
+    return [text for text in map(text_at, sorted(folder.glob(pattern))) if text]

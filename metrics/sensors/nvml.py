@@ -148,7 +148,12 @@ class NvmlSensor(Sensor):
         Raises:
             MetricsError: no nvidia-ml-py, no driver, or no such device; the message says which.
         """
-        self._nvml = self._nvml if self._nvml is not None else _import_nvml()
+        if self._nvml is None:
+            try:
+                import pynvml
+            except ImportError:
+                raise MetricsError("the package nvidia-ml-py is not installed (pip install nvidia-ml-py)") from None
+            self._nvml = pynvml
         try:
             self._nvml.nvmlInit()
         except self._nvml.NVMLError as error:
@@ -235,11 +240,3 @@ class NvmlSensor(Sensor):
 
     def _query(self, quantity: str, handle: Handle) -> float | None:
         return None if quantity in self.unavailable else _QUERIES[quantity](self._nvml, handle)
-
-
-def _import_nvml() -> Any:
-    try:
-        import pynvml
-    except ImportError:
-        raise MetricsError("the package nvidia-ml-py is not installed (pip install nvidia-ml-py)") from None
-    return pynvml

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from efficientbench.metrics.records.generation.generation import GenerationRecord, GenerationRow
-from efficientbench.metrics.records.generation.generation_figures import Phase
+from efficientbench.metrics.records.generation.generation import GenerationRecord, GenerationRow, Phase
 
 BYTES_PER_TOKEN = {"gqa": 12_288, "mqa": 6_144, "mla": 6_912, "nsa": 13_056}
 """Variant → bytes of its cache for a token."""

@@ -22,8 +22,6 @@ from efficientbench.devices.loading import absent, loading
 from efficientbench.doctor.check import Check
 
 if TYPE_CHECKING:
-    import torch
-
     from efficientbench.model.gpt import GPT
 
 
@@ -168,16 +166,12 @@ def _built(config: RunConfig, device: torch.device) -> GPT:
 
 def _tokens(config: RunConfig) -> torch.Tensor:
     """Return random tokens [B, S + 1], always the same."""
-    import torch
-
     generator = torch.Generator().manual_seed(2)
     return torch.randint(config.model.vocab_size, (BATCH, config.training.seq_len + 1), generator=generator)
 
 
 def _logits(model: GPT, tokens: torch.Tensor) -> torch.Tensor:
     """Return the logits [B, S, V] of tokens [B, S + 1] without the last."""
-    import torch
-
     with torch.no_grad():
         return model(tokens[:, :-1])
 
@@ -216,8 +210,6 @@ def _lengths(model: GPT, tokens: torch.Tensor, whole: torch.Tensor) -> Check:
 
 def _decoding(model: GPT, config: RunConfig, tokens: torch.Tensor, whole: torch.Tensor) -> Check:
     """Decode rows of different lengths token by token, and compare their logits with those of full sequences."""
-    import torch
-
     from efficientbench.model.cache import Cache
 
     room = whole.shape[1]
@@ -268,8 +260,6 @@ def _flops(model: GPT, config: RunConfig, tokens: torch.Tensor) -> Check:
 
 def _trains(config: RunConfig, device: torch.device, tokens: torch.Tensor) -> Iterator[Check]:
     """Check that all parameters get finite gradients other than 0, and that a second model gets the same ones."""
-    import torch
-
     from efficientbench.model.initial_weights import global_parameters
     from efficientbench.training.update.optimizer import wrap_data_parallel
 

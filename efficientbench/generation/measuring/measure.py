@@ -30,9 +30,8 @@ from efficientbench.metrics.formulas.definitions import percentiles
 from efficientbench.metrics.monitoring.measurement import RunMeasurement
 from efficientbench.metrics.monitoring.sensor_registry import device_sensors
 from efficientbench.metrics.records.figure import average
-from efficientbench.metrics.records.generation.generation import GenerationRow
+from efficientbench.metrics.records.generation.generation import GenerationRow, Phase, RowFigures
 from efficientbench.metrics.records.generation.generation_facts import PhaseMeasured, RowMeasured, figures_of
-from efficientbench.metrics.records.generation.generation_figures import Phase, RowFigures
 from efficientbench.metrics.sensors.base import Sensor
 
 if TYPE_CHECKING:

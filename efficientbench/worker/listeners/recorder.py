@@ -20,8 +20,7 @@ from efficientbench.metrics.formulas.definitions import (
 )
 from efficientbench.metrics.records.facts import Quality, Validation
 from efficientbench.metrics.records.record_parts import MOST_MISMATCHES, QualityPoint, Rechecks
-from efficientbench.metrics.records.sinks.registry import Run, Sinks, asked_of
-from efficientbench.metrics.records.sinks.scalars import in_use, step_scalars
+from efficientbench.metrics.records.sinks.registry import Run, Sinks, asked_of, in_use, step_scalars
 from efficientbench.metrics.records.sinks.steplog import StepLog, keep_lost, read_steps
 from efficientbench.metrics.records.sinks.tensorboard import cut_logs
 from efficientbench.running.output_folder import OutputFolder

@@ -1,4 +1,4 @@
-"""The sinks that a run or a loop of one's own can have, by name, and several of them as one."""
+"""The sinks that a run or a loop of one's own can have, several of them as one, and a step's scalars for them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from efficientbench.basics.errors import MetricsError
+from efficientbench.metrics.formulas.definitions import BYTES_PER_GB
 from efficientbench.metrics.records.own_loop import REPEAT
 from efficientbench.metrics.records.record import FIGURES, RunRecord
 from efficientbench.metrics.records.sinks.prometheus import PrometheusLog, check_prometheus
 from efficientbench.metrics.records.sinks.tensorboard import TensorBoardLog
 from efficientbench.metrics.records.sinks.wandb_log import WandbLog, check_wandb
+from efficientbench.metrics.sensors.base import Sample
 
 
 class Sink(Protocol):
@@ -123,3 +125,21 @@ class Sinks:
         """Close the sinks."""
         for sink in self._sinks:
             sink.close()
+
+
+def in_use(samples: Sequence[Sample]) -> tuple[float | None, float | None]:
+    """Return the memory of the device that uses most, bytes, and the power of all, W; None where nothing reads it."""
+    used_bytes = max((s.memory_used_bytes for s in samples if s.memory_used_bytes is not None), default=None)
+    powers_w = [sample.power_w for sample in samples if sample.power_w is not None]
+    return used_bytes, sum(powers_w) if powers_w else None
+
+
+def step_scalars(step_time_s: float, tokens: int, samples: Sequence[Sample]) -> dict[str, float | None]:
+    """Return a step's time, throughput, memory and power, by the names that runs and loops of one's own share."""
+    used_bytes, power_w = in_use(samples)
+    return {
+        "efficiency/step_time_s": step_time_s,
+        "efficiency/tokens_per_s": tokens / step_time_s,
+        "memory/used_gb": used_bytes / BYTES_PER_GB if used_bytes is not None else None,
+        "energy/power_w": power_w,
+    }

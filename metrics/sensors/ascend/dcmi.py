@@ -4,7 +4,9 @@ Signatures, structures and units: Huawei, "DCMI API Reference" (dcmi_get_device_
 dcmi_get_device_hbm_info and dcmi_get_device_memory_info_v3 in MB, dcmi_get_device_utilization_rate in %,
 dcmi_get_device_die_v2). What a power reading covers, from the driver's published source (github.com/hicann/driver,
 npucli: npu_common_ext.c, npu_info_print.c): on a 910B the chip; on an A3 the card, shown with its first die alone; on
-a 310P the card, whose microcontroller has the only reading (dcmi_mcu_get_power_info).
+a 310P the card, whose microcontroller has the only reading (dcmi_mcu_get_power_info). Settings and state
+(dcmi_get_device_frequency in MHz, dcmi_get_device_temperature in °C, dcmi_get_device_ecc_info): the library reports no
+cause of a lowered clock and no power limit.
 """
 
 from __future__ import annotations
@@ -44,52 +46,12 @@ from efficientbench.metrics.sensors.base import (
 from efficientbench.metrics.sensors.host import machine_uuid
 from efficientbench.metrics.sensors.processes import other_processes
 
-# Settings and state of an NPU as DCMI reports them; never run on an NPU.
-#
-# Signatures and numbers: Huawei, "DCMI API Reference" (dcmi_get_device_frequency in MHz, dcmi_get_device_temperature
-# in °C, dcmi_get_device_ecc_info). The library reports no cause of a lowered clock and no power limit.
-
-
 _CORE_CLOCK, _RATED_CORE_CLOCK = 7, 9
 """Kinds of frequencies (dcmi_freq_type)."""
 _ON_CHIP_MEMORY = 2
 """Kind of memory (dcmi_device_type)."""
 _HOTTEST_C = 200
 """Highest temperature; larger values are the driver's codes for an unknown one."""
-
-
-def read_settings(dcmi: Any, chip: Chip) -> DeviceSettings | None:
-    """Return a chip's rated clock and error correction; None where the driver reports neither."""
-    try:
-        clock_mhz: float | None = _clock_mhz(dcmi, chip, _RATED_CORE_CLOCK)
-    except MetricsError:
-        clock_mhz = None
-    info = EccInfo()
-    try:
-        call(dcmi, "dcmi_get_device_ecc_info", chip.card, chip.chip, _ON_CHIP_MEMORY, ctypes.byref(info))
-        ecc: bool | None = bool(info.enabled)
-    except MetricsError:
-        ecc = None
-    return None if clock_mhz is None and ecc is None else DeviceSettings(clock_max_mhz=clock_mhz, ecc=ecc)
-
-
-def read_state(dcmi: Any, chip: Chip) -> DeviceState | None:
-    """Return temperature and clock; None where the driver does not report both."""
-    temperature_c = ctypes.c_int()
-    try:
-        call(dcmi, "dcmi_get_device_temperature", chip.card, chip.chip, ctypes.byref(temperature_c))
-        clock_mhz = _clock_mhz(dcmi, chip, _CORE_CLOCK)
-    except MetricsError:
-        return None
-    return DeviceState(float(temperature_c.value), clock_mhz, ()) if temperature_c.value <= _HOTTEST_C else None
-
-
-def _clock_mhz(dcmi: Any, chip: Chip, kind: int) -> float:
-    clock_mhz = ctypes.c_uint()
-    call(dcmi, "dcmi_get_device_frequency", chip.card, chip.chip, kind, ctypes.byref(clock_mhz))
-    return float(clock_mhz.value)
-
-
 _MAXIMUM_PROCESSES = 32
 _AI_CORE = 2
 """The kind of utilization that npu-smi shows as 'AI Core(%)'."""
@@ -220,12 +182,36 @@ class DcmiSensor(Sensor):
         return found
 
     def settings(self) -> dict[str, DeviceSettings]:
-        found = {uuid: read_settings(self._dcmi, chip) for uuid, chip in self._chips.items()}
+        found = {uuid: self._settings_of(chip) for uuid, chip in self._chips.items()}
         return {uuid: settings for uuid, settings in found.items() if settings is not None}
 
     def states(self) -> dict[str, DeviceState]:
-        found = {uuid: read_state(self._dcmi, chip) for uuid, chip in self._chips.items()}
+        found = {uuid: self._state_of(chip) for uuid, chip in self._chips.items()}
         return {uuid: state for uuid, state in found.items() if state is not None}
+
+    def _settings_of(self, chip: Chip) -> DeviceSettings | None:
+        """Return a chip's rated clock and error correction; None where the driver reports neither."""
+        try:
+            clock_mhz: float | None = self._clock_mhz(chip, _RATED_CORE_CLOCK)
+        except MetricsError:
+            clock_mhz = None
+        try:
+            ecc: bool | None = bool(self._fill("dcmi_get_device_ecc_info", chip, EccInfo(), _ON_CHIP_MEMORY).enabled)
+        except MetricsError:
+            ecc = None
+        return None if clock_mhz is None and ecc is None else DeviceSettings(clock_max_mhz=clock_mhz, ecc=ecc)
+
+    def _state_of(self, chip: Chip) -> DeviceState | None:
+        """Return temperature and clock; None where the driver does not report both."""
+        try:
+            temperature_c = self._fill("dcmi_get_device_temperature", chip, ctypes.c_int()).value
+            clock_mhz = self._clock_mhz(chip, _CORE_CLOCK)
+        except MetricsError:
+            return None
+        return DeviceState(float(temperature_c), clock_mhz, ()) if temperature_c <= _HOTTEST_C else None
+
+    def _clock_mhz(self, chip: Chip, kind: int) -> float:
+        return float(self._fill("dcmi_get_device_frequency", chip, ctypes.c_uint(), kind).value)
 
     def _find_chips(self) -> list[Chip]:
         chips = []
@@ -253,9 +239,7 @@ class DcmiSensor(Sensor):
         return (size - available) * _BYTES_PER_MB, size * _BYTES_PER_MB
 
     def _percent(self, chip: Chip) -> float:
-        percent = ctypes.c_uint()
-        self._call_for("dcmi_get_device_utilization_rate", chip, _AI_CORE, ctypes.byref(percent))
-        return percent.value
+        return float(self._fill("dcmi_get_device_utilization_rate", chip, ctypes.c_uint(), _AI_CORE).value)
 
     def _power_w(self, chip: Chip) -> float | None:
         dies = [die for die in self._all if die.card == chip.card]
@@ -271,9 +255,7 @@ class DcmiSensor(Sensor):
         return chip_power_w(card_power_w, dies, list(self._chips.values()))
 
     def _own_power_w(self, chip: Chip) -> float:
-        tenths = ctypes.c_int()
-        self._call_for("dcmi_get_device_power_info", chip, ctypes.byref(tenths))
-        return tenths.value / 10
+        return float(self._fill("dcmi_get_device_power_info", chip, ctypes.c_int()).value / 10)
 
     def _controller_power_w(self, card: int) -> float | None:
         tenths = ctypes.c_int()
@@ -299,6 +281,7 @@ class DcmiSensor(Sensor):
         return f"NPU-{machine_uuid()}-{chip.card}-{chip.chip}"
 
     def _fill(self, function: str, chip: Chip, structure: Any, *before: int) -> Any:
+        """Return the structure or number that a function of the library fills, behind the arguments `before`."""
         self._call_for(function, chip, *before, ctypes.byref(structure))
         return structure
 

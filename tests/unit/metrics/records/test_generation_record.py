@@ -17,12 +17,13 @@ from efficientbench.metrics.records.generation.generation import (
     GENERATION_FIGURES,
     GenerationRecord,
     GenerationRow,
+    Phase,
+    RowFigures,
     load_generations,
     read_generation,
     write_generation,
 )
 from efficientbench.metrics.records.generation.generation_facts import PhaseMeasured, RowMeasured, figures_of
-from efficientbench.metrics.records.generation.generation_figures import Phase, RowFigures
 
 TIMES_S = ((0.01, 0.03), (0.02, 0.04), (0.03, 0.05))
 STEPS = tuple(StepTime(number, time_s, 4) for number, time_s in enumerate(sum(TIMES_S, ()), start=1))

@@ -27,8 +27,8 @@ from efficientbench.cli.app import app
 from efficientbench.metrics import EfficiencyCallback, EfficiencyMonitor, HostSensor, MetricsError, merge
 from efficientbench.metrics.analysis.quality import cost_to_loss
 from efficientbench.metrics.records.facts import Validation
+from efficientbench.metrics.records.loop_monitor import together
 from efficientbench.metrics.records.own_loop import NOT_COUNTED, OwnLoop, write_own_record
-from efficientbench.metrics.records.own_ranks import together
 from efficientbench.metrics.records.record import RunRecord, read_record, write_record
 from efficientbench.metrics.report.build import build_report
 
