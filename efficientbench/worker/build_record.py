@@ -32,7 +32,6 @@ from efficientbench.metrics.records.facts import NOT_SAID, Quality, RunFacts
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.records.record_parts import ExpertLoad, ParameterGroup, TimeSpent
 from efficientbench.metrics.records.summarize import measured_parts, quality_curve, summarize
-from efficientbench.metrics.sensors.hardware import peak_flops
 from efficientbench.metrics.sensors.host import host_uuid
 from efficientbench.planning.plan import attended_tokens, not_promised
 from efficientbench.running.corpora import load_corpora, recorded_sources, what_was_read
@@ -53,7 +52,7 @@ def run_facts(job: Job, device: Device, torch_device: torch.device) -> RunFacts:
 
     Where no table has the peak of `torch_device`, matrix products are timed on it.
     """
-    from efficientbench.metrics.monitoring.matmul_peak import measured_matmul_flops
+    from efficientbench.metrics.monitoring.matmul_peak import known_or_measured
     from efficientbench.model.kernels.names import attention_work
 
     config, layout = job.config, job.layout
@@ -66,15 +65,11 @@ def run_facts(job: Job, device: Device, torch_device: torch.device) -> RunFacts:
             model, attended, training.recompute, lambda view: attention_work(config.with_view(view), device.type)
         )
     )
-    peak, source = config.measurement.peak_flops, "configuration (measurement.peak_flops)"
-    if peak is None:
-        peak, source = peak_flops(device.names()[0], training.dtype)
     hosts = len(set(gather(host_uuid(), str)))
     devices = hosts if device.memory_capacity_bytes() is None else layout.world_size
-    measured_peak = None
-    # All ranks together, also where only some have no peak: the ranks of a host share its cores.
-    if any(gather(peak is None, bool)):
-        measured_peak = sum(gather(measured_matmul_flops(torch_device, training.dtype), float)) / devices
+    peak, source, measured_peak = known_or_measured(
+        config.measurement.peak_flops, device.names()[0], training.dtype, torch_device, devices
+    )
     return RunFacts(
         parameters=None if parameters is None else parameters.total,
         parameters_active=None if parameters is None else parameters.active,
@@ -84,7 +79,7 @@ def run_facts(job: Job, device: Device, torch_device: torch.device) -> RunFacts:
         flops_per_token_hardware=hardware,
         peak_flops=peak,
         peak_flops_source=source,
-        measured_peak_flops=None if peak else measured_peak,
+        measured_peak_flops=measured_peak,
     )
 
 
