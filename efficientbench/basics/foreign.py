@@ -143,6 +143,15 @@ def parse_json(content: bytes | str) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def json_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; an empty one where the file cannot be read or holds anything else."""
+    try:
+        content = parse_json(read_whole(path))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def parse_yaml(content: bytes | str) -> Any:
     """Return the value of a YAML text.
 

@@ -105,12 +105,12 @@ def _train(name: str, smoke: bool, overrides: list[str], mode: str, repeat: int 
 
     config = resolve_tuning(name, smoke, overrides)
     from efficientbench.finetuning.run import FineTuning
-    from efficientbench.running.kind import ask
+    from efficientbench.running.kind import find_site
     from efficientbench.running.parent import perform, perform_repeats
 
     if repeat is not None:
         return perform_repeats(FineTuning(), config, mode, repeat, fresh=fresh)
-    return perform(FineTuning(), ask(config, mode, fresh=fresh))
+    return perform(FineTuning(), config, find_site(config, mode), fresh)
 
 
 def _check_stack() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from efficientbench.basics.errors import ConfigError, DataError
 from efficientbench.basics.files import complete_folder, exclusive_lock
-from efficientbench.basics.foreign import MOST_LAYERS, WEIGHTS, check_folder, parse_json, read_whole
+from efficientbench.basics.foreign import MOST_LAYERS, WEIGHTS, check_folder, json_object
 from efficientbench.data_tools.download.hub_names import is_of_modelscope
 from efficientbench.data_tools.download.model_files import fetch_from_hub
 from efficientbench.finetuning.config import TINY, TINY_SHAPE
@@ -76,17 +75,15 @@ def check_base(model: str) -> None:
         check_folder(Path(model), _FILES)
     except OSError as error:
         raise ConfigError(f"model: {error.filename or model}: cannot be read ({error.strerror})") from None
-    path, content = Path(model) / "config.json", None
+    path = Path(model) / "config.json"
     # What else is wrong in it, transformers says.
-    with contextlib.suppress(OSError, ValueError):
-        content = parse_json(read_whole(path))
-    _check_layers(path, content)
+    _check_layers(path, json_object(path))
 
 
-def _check_layers(path: Path, content: object) -> None:
+def _check_layers(path: Path, content: Mapping[str, Any]) -> None:
     """Raise ConfigError where a configuration has more layers than any model."""
     # Models of several parts have a configuration within it for each.
-    parts = [content, *content.values()] if isinstance(content, dict) else []
+    parts = [content, *content.values()]
     for key, value in (item for part in parts if isinstance(part, dict) for item in part.items()):
         if "layer" in key and isinstance(value, int) and value > MOST_LAYERS:
             raise ConfigError(f"model: {path}: {key} is {value}, and at most {MOST_LAYERS} would be right")

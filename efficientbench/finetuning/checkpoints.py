@@ -6,7 +6,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,6 @@ from efficientbench.finetuning.job import TuningJob
 from efficientbench.metrics.monitoring.exchange import gather
 from efficientbench.training.checkpoints.hashing import File, Report, fingerprint, flush, hashing_threads
 from efficientbench.training.checkpoints.manifest import PARTIAL, publish
-
-
-@dataclass(frozen=True)
-class _Hashed:
-    """The files of a checkpoint that one rank has hashed."""
-
-    files: dict[str, File]
-    time_s: float
 
 
 class TuningCheckpoints:
@@ -65,13 +56,12 @@ class TuningCheckpoints:
         with hashing_threads() as threads:
             hashed = threads.map(lambda path: fingerprint(path, report), own.values())
             files = dict(zip(own, hashed, strict=True))
-        mine = _Hashed(files, time.monotonic() - begin_s)
-        everyones = gather(mine, _Hashed)
-        self.hashing_s += max(each.time_s for each in everyones)
+        everyones = gather((files, time.monotonic() - begin_s), tuple[dict[str, File], float])
+        self.hashing_s += max(time_s for _, time_s in everyones)
         if not self._rank:
             content = self._job.manifest(step, "everything", self._progress())
-            for each in everyones:
-                content.files.update(each.files)
+            for of_rank, _ in everyones:
+                content.files.update(of_rank)
             publish(folder, self.folder / folder.name, content, self._job.config.checkpoint.keep, report)
             shutil.rmtree(self.partial)
         dist.barrier()

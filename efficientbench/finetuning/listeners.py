@@ -141,10 +141,6 @@ class Journal(TrainerCallback):
         self._path, self._spent = path, spent
         self._log: StepLog | None = None
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        # The held-out loss before the first step may already have opened the log.
-        self._open(state)
-
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
         log = self._open(state)
         if "loss" in logs and not torch.isfinite(torch.tensor(logs["loss"])):
@@ -278,23 +274,8 @@ class Sent(TrainerCallback):
 
 
 def listeners(
-    stop: Stop, monitor: EfficiencyCallback, spent: Spent, steps_file: Path, sinks: Sinks | None = None
+    stop: Stop, monitor: EfficiencyCallback, spent: Spent, steps_file: Path, sinks: Sinks
 ) -> list[TrainerCallback]:
-    """Return the callbacks in the order in which the Trainer must call them.
-
-    Args:
-        stop: stops the training on request.
-        monitor: measures the steps.
-        spent: divides the wall time.
-        steps_file: the file of the Journal.
-        sinks: get the same steps and losses as the Journal; None: none do.
-    """
+    """Return the callbacks in the order in which the Trainer must call them; `steps_file` is the Journal's."""
     # `stop` first: the monitor pauses for checkpoints, and only `stop` knows of the one after a request to stop.
-    return [
-        stop,
-        StepBegins(spent),
-        monitor,
-        spent,
-        Journal(steps_file, spent),
-        *([] if sinks is None else [Sent(sinks)]),
-    ]
+    return [stop, StepBegins(spent), monitor, spent, Journal(steps_file, spent), Sent(sinks)]

@@ -54,13 +54,14 @@ def tune_rank(job: TuningJob, rank: Rank) -> bool:
         from efficientbench.finetuning.build import build, saved_shapes, sft_arguments
         from efficientbench.finetuning.checkpoints import TuningCheckpoints
         from efficientbench.finetuning.listeners import DeepSpeedFile, Heartbeat, Spent, Stop, listeners
-        from efficientbench.finetuning.record import Recording, peak_on_the_spot
+        from efficientbench.finetuning.record import devices_of, write_tuning_record
         from efficientbench.finetuning.trainer import Tuner
         from efficientbench.metrics import EfficiencyCallback
         from efficientbench.metrics.monitoring.exchange import gather
+        from efficientbench.metrics.monitoring.matmul_peak import known_or_measured
         from efficientbench.training.collectives import collectives_begun
 
-    recording, deepspeed = Recording(device, rank), deepspeed_config(job.config, device)
+    deepspeed = deepspeed_config(job.config, device)
     heartbeat.at(0, "meeting the other ranks")
     # Before the model: ZeRO-3 partitions only models that are loaded after the arguments exist.
     args = sft_arguments(job, deepspeed, device.type)
@@ -75,7 +76,8 @@ def tune_rank(job: TuningJob, rank: Rank) -> bool:
     train, held_out, order, levels = read_examples(job.examples)
     # All ranks need the same order, or their batches overlap.
     _check_world(job, fingerprint_of(train, held_out, order))
-    recording.measured_peak_flops = peak_on_the_spot(job, device, args.device)
+    given, dtype = job.config.measurement.peak_flops, job.config.training.dtype
+    peak = known_or_measured(given, device.names()[0], dtype, args.device, devices_of(job, device))
     with _built_visibly(heartbeat):
         model, initial = build(job.config, job.model)
     warmup_steps, meters = job.config.measurement.warmup_steps, job.config.measurement.meters or ()
@@ -98,8 +100,9 @@ def tune_rank(job: TuningJob, rank: Rank) -> bool:
         dist.barrier()
         spent.saved()
         assert monitor.run is not None  # the training has ended
-        recording.write(
-            job, trainer, monitor.run, train, held_out, order, levels, saved, spent.spent(), stop.by_time.longest_s
+        write_tuning_record(
+            *(job, device, rank, peak, trainer, monitor.run, train, held_out, order, levels),
+            *(saved, spent.spent(), stop.by_time.longest_s),
         )
     return stop.stopped
 

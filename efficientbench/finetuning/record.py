@@ -25,15 +25,13 @@ from efficientbench.metrics.records.facts import Quality, RunFacts, Tuning, Vali
 from efficientbench.metrics.records.record import RunRecord, write_record
 from efficientbench.metrics.records.record_parts import TimeSpent
 from efficientbench.metrics.records.summarize import measured_parts, quality_curve, summarize
-from efficientbench.metrics.sensors.hardware import peak_flops
 from efficientbench.running.identity import shared_identity
 from efficientbench.running.rank_process import Rank
 
 if TYPE_CHECKING:
-    import torch
-
     from efficientbench.finetuning.examples.examples import Examples
     from efficientbench.finetuning.trainer import Tuner
+    from efficientbench.metrics.monitoring.matmul_peak import Peak
 
 
 def devices_of(job: TuningJob, device: Device) -> int:
@@ -41,129 +39,91 @@ def devices_of(job: TuningJob, device: Device) -> int:
     return job.nodes if device.memory_capacity_bytes() is None else job.world
 
 
-def peak_of(job: TuningJob, device: Device) -> tuple[float | None, str]:
-    """Return the peak FLOP/s of one device and its source, or None and why it is not known."""
-    given = job.config.measurement.peak_flops
-    if given is not None:
-        return given, "configuration (measurement.peak_flops)"
-    return peak_flops(device.names()[0], job.config.training.dtype)
-
-
-def peak_on_the_spot(job: TuningJob, device: Device, torch_device: torch.device) -> float | None:
-    """Measure the rate of matrix products of one device, FLOP/s; return None if all ranks know the peak.
-
-    All ranks must call this together, before the model takes their memory.
-    """
-    from efficientbench.metrics.monitoring.exchange import gather
-    from efficientbench.metrics.monitoring.matmul_peak import measured_matmul_flops
-
-    def of_all(value: Any, kind: type) -> list[Any]:
-        return gather(value, kind) if job.world > 1 else [value]
-
-    # All ranks measure together, even if only some lack a peak, since the ranks of a host share its cores.
-    if not any(of_all(peak_of(job, device)[0] is None, bool)):
-        return None
-    reached = measured_matmul_flops(torch_device, job.config.training.dtype)
-    return float(sum(of_all(reached, float)) / devices_of(job, device))
-
-
 PACKAGES = ("efficientbench", "torch", "torch-npu", "transformers", "trl", "peft", "accelerate", "deepspeed")
 """The packages whose versions go into the record."""
 
 
-class Recording:
-    """Makes the record of a run, as one rank has trained it."""
+def write_tuning_record(
+    job: TuningJob,
+    device: Device,
+    rank: Rank,
+    peak: Peak,
+    trainer: Tuner,
+    run: RunMeasurement,
+    train: Examples,
+    held_out: Examples,
+    order: np.ndarray,
+    levels: np.ndarray,
+    saved_numbers: int | None,
+    spent: TimeSpent | None,
+    checkpoint_bound_s: float,
+) -> None:
+    """Write the record of a completed or stopped run; all ranks may call this, and rank 0 writes.
 
-    def __init__(self, device: Device, rank: Rank) -> None:
-        self._device, self._rank = device, rank
-        self.measured_peak_flops: float | None = None
-        """The rate of one device, measured before the run, FLOP/s; None if it was not measured."""
-
-    def write(
-        self,
-        job: TuningJob,
-        trainer: Tuner,
-        run: RunMeasurement,
-        train: Examples,
-        held_out: Examples,
-        order: np.ndarray,
-        levels: np.ndarray,
-        saved_numbers: int | None,
-        spent: TimeSpent | None,
-        checkpoint_bound_s: float,
-    ) -> None:
-        """Write the record of a completed or stopped run; all ranks may call this, and rank 0 writes.
-
-        Args:
-            job: the run's job.
-            trainer: the trainer, after the training.
-            run: the run's measurement.
-            train: the training examples.
-            held_out: the held-out examples.
-            order: the order of the training examples over the full run.
-            levels: the held-out examples' levels; -1: none.
-            saved_numbers: how many numbers the verified files hold; None: the run was stopped.
-            spent: the wall time by part; None: earlier attempts spent time that is not known.
-            checkpoint_bound_s: the longest time after which a checkpoint fell due, s.
-        """
-        if self._rank.number:
-            return
-        config = job.config
-        parameters, trained = _parameters(trainer.model)
-        # Over all examples, so that repeats, which draw different ones, have the same FLOPs per token.
-        flops = _flops(job, train, self._device)
-        known = described(job, self._device, parameters, None if flops is None else flops.training)
-        facts = _facts(job, self._device, parameters, flops, self.measured_peak_flops)
-        doubt = why_too_low(facts.measured_peak_flops, job.output, known, known["environment"])
-        facts = replace(facts, measured_peak_doubt=doubt)
-        read = _Read(train, order, config.training.micro_batch_size, job.steps)
-        quality, validations = _quality(trainer, run, held_out, read)
-        tuned = Tuning(
-            trained, len(run.step_numbers) * config.training.global_batch_size, read.padded(run.step_numbers)
-        )
-        summary = summarize(run, facts, quality, tuned=tuned, spent=spent, checkpoint_bound_s=checkpoint_bound_s)
-        unknown = "the costs of this model's architecture, or of this method, are not known"
-        missing = {} if flops is not None else {"flops_per_token": unknown}
-        known["environment"] |= {"sensors": sensor_states(run.sensors)}
-        record = RunRecord(
-            **known,
-            **summary.values,
-            **self._times("stopped" if saved_numbers is None else "completed"),
-            unavailable=summary.unavailable | missing,
-            **measured_parts(run, summary.outliers),
-            # This attempt has measured neither time nor energy of validations before it resumed.
-            quality_curve=quality_curve(run, [each for each in validations if each.step > job.resumed_step]),
-            resumed_after_steps=[job.resumed_step] if job.resumed_step else [],
-            finetuning=_finetuning(job, trainer, levels, train, read, saved_numbers),
-        )
-        write_record(record, job.output / "record.json")
-
-    def _times(self, status: str) -> dict[str, Any]:
-        started_at = self._rank.started_at.isoformat(timespec="milliseconds")
-        return {"status": status, "started_at": started_at, "duration_s": time.monotonic() - self._rank.begin_s}
+    Args:
+        job: the run's job.
+        device: the device of its ranks.
+        rank: this process's rank.
+        peak: the peak of one device.
+        trainer: the trainer, after the training.
+        run: the run's measurement.
+        train: the training examples.
+        held_out: the held-out examples.
+        order: the order of the training examples over the full run.
+        levels: the held-out examples' levels; -1: none.
+        saved_numbers: how many numbers the verified files hold; None: the run was stopped.
+        spent: the wall time by part; None: earlier attempts spent time that is not known.
+        checkpoint_bound_s: the longest time after which a checkpoint fell due, s.
+    """
+    if rank.number:
+        return
+    config = job.config
+    parameters, trained = _parameters(trainer.model)
+    # Over all examples, so that repeats, which draw different ones, have the same FLOPs per token.
+    flops = _flops(job, train, device)
+    known = described(job, device, parameters, None if flops is None else flops.training)
+    facts = _facts(job, device, parameters, flops, peak)
+    doubt = why_too_low(facts.measured_peak_flops, job.output, known, known["environment"])
+    facts = replace(facts, measured_peak_doubt=doubt)
+    read = _Read(train, order, config.training.micro_batch_size, job.steps)
+    quality, validations = _quality(trainer, run, held_out, read)
+    tuned = Tuning(
+        trained, len(run.step_numbers) * config.training.global_batch_size, _over(read.padded, run.step_numbers)
+    )
+    summary = summarize(run, facts, quality, tuned=tuned, spent=spent, checkpoint_bound_s=checkpoint_bound_s)
+    unknown = "the costs of this model's architecture, or of this method, are not known"
+    missing = {} if flops is not None else {"flops_per_token": unknown}
+    known["environment"] |= {"sensors": sensor_states(run.sensors)}
+    record = RunRecord(
+        **known,
+        **summary.values,
+        status="stopped" if saved_numbers is None else "completed",
+        started_at=rank.started_at.isoformat(timespec="milliseconds"),
+        duration_s=time.monotonic() - rank.begin_s,
+        unavailable=summary.unavailable | missing,
+        **measured_parts(run, summary.outliers),
+        # This attempt has measured neither time nor energy of validations before it resumed.
+        quality_curve=quality_curve(run, [each for each in validations if each.step > job.resumed_step]),
+        resumed_after_steps=[job.resumed_step] if job.resumed_step else [],
+        finetuning=_finetuning(job, trainer, levels, train, read, saved_numbers),
+    )
+    write_record(record, job.output / "record.json")
 
 
 class _Read:
-    """The tokens that each step reads, by the order."""
+    """The tokens that each step reads, by the order: without and with padding, and the learned ones; int64 [steps]."""
 
     def __init__(self, train: Examples, order: np.ndarray, micro: int, steps: int) -> None:
         lengths = train.lengths[order].reshape(steps, -1)
         # A micro-batch is `micro` consecutive examples, padded to the longest one.
         longest_each = lengths.reshape(steps, -1, micro).max(2)
-        self._tokens, self._padded = lengths.sum(1), longest_each.sum(1) * micro
-        self._supervised = train.supervised[order].reshape(steps, -1).sum(1)
+        self.tokens, self.padded = lengths.sum(1), longest_each.sum(1) * micro
+        self.supervised = train.supervised[order].reshape(steps, -1).sum(1)
 
-    def tokens(self, steps: Sequence[int]) -> int:
-        """Return the tokens of steps, which count from 1."""
-        return int(self._tokens[np.array(steps, np.int64) - 1].sum())
 
-    def padded(self, steps: Sequence[int]) -> int:
-        """Return the tokens of steps, padding included."""
-        return int(self._padded[np.array(steps, np.int64) - 1].sum())
-
-    def supervised(self, steps: Sequence[int]) -> int:
-        """Return the learned tokens of steps."""
-        return int(self._supervised[np.array(steps, np.int64) - 1].sum())
+def _over(counts: np.ndarray, steps: Sequence[int]) -> int:
+    """Return the sum of each step's counts over steps, which count from 1."""
+    return int(counts[np.array(steps, np.int64) - 1].sum())
 
 
 def described(
@@ -224,20 +184,18 @@ def _flops(job: TuningJob, train: Examples, device: Device) -> TuningFlops | Non
     return tuning_flops(shape, trained, tokens, config.training.recompute, scored, projected)
 
 
-def _facts(
-    job: TuningJob, device: Device, parameters: int, flops: TuningFlops | None, measured_peak: float | None
-) -> RunFacts:
-    peak, source = peak_of(job, device)
+def _facts(job: TuningJob, device: Device, parameters: int, flops: TuningFlops | None, peak: Peak) -> RunFacts:
+    peak_flops, source, measured = peak
     return RunFacts(
         parameters=parameters,
         parameters_active=parameters,
         devices=devices_of(job, device),
         flops_per_token=None if flops is None else flops.training,
         flops_per_token_full_square=None,
-        flops_per_token_hardware=None if flops is None else flops.training + flops.recomputed,
-        peak_flops=peak,
+        flops_per_token_hardware=None if flops is None else flops.hardware,
+        peak_flops=peak_flops,
         peak_flops_source=source,
-        measured_peak_flops=None if peak else measured_peak,
+        measured_peak_flops=measured,
     )
 
 
@@ -253,8 +211,8 @@ def _quality(trainer: Tuner, run: RunMeasurement, held_out: Examples, read: _Rea
         validations.append(
             Validation(
                 step=step,
-                tokens=read.tokens(range(1, step + 1)),
-                measured_tokens=read.tokens(measured),
+                tokens=_over(read.tokens, range(1, step + 1)),
+                measured_tokens=_over(read.tokens, measured),
                 loss=float(pairs[:, 0].sum() / pairs[:, 1].sum()),
                 loss_se=_standard_error(pairs),
                 windows=sum(end <= step for end in pauses),
@@ -269,7 +227,7 @@ def _quality(trainer: Tuner, run: RunMeasurement, held_out: Examples, read: _Rea
         validation_loss_se_values=len(held_out) if last else None,
         validation_tokens=int(held_out.supervised.sum()),
         validation_text=held_out.fingerprint,
-        supervised_tokens=read.supervised(run.step_numbers),
+        supervised_tokens=_over(read.supervised, run.step_numbers),
         reasons={"validation_bytes": "the size of the held-out answers in bytes is not counted"},
     )
     return quality, validations
@@ -302,7 +260,7 @@ def _finetuning(
         parts = {name: pairs[levels == number] for number, name in enumerate(names)}
         by_level = {name: float(part[:, 0].sum() / part[:, 1].sum()) for name, part in parts.items() if len(part)}
         loss = float(pairs[:, 0].sum() / pairs[:, 1].sum())
-        supervised = read.supervised(range(1, step + 1))
+        supervised = _over(read.supervised, range(1, step + 1))
         curve.append({"step": step, "supervised_tokens": supervised, "loss": loss, "by_level": by_level})
     return {
         "method": job.config.method,

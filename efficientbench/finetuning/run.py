@@ -19,7 +19,7 @@ from efficientbench.finetuning.job import TuningJob
 from efficientbench.finetuning.prepare import Prepared, prepare
 from efficientbench.finetuning.record import described
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.running.kind import Asked, Kind, Site, set_for_ranks
+from efficientbench.running.kind import Kind, Site, set_for_ranks
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.resume import newest_intact
 from efficientbench.training.checkpoints.manifest import MANIFEST, complete, read_manifest
@@ -51,9 +51,9 @@ class FineTuning(Kind[FinetuneConfig, PlannedTuning, PreparedTuning, TuningJob])
     worker = "efficientbench.finetuning.rank"
     seeds = SEEDS
 
-    def plan(self, asked: Asked[FinetuneConfig]) -> PlannedTuning:
+    def plan(self, config: FinetuneConfig, site: Site) -> PlannedTuning:
         """Return the run with its base model and its number of ranks."""
-        config, device, nodes = asked.config, asked.site.device, asked.site.nodes
+        device = site.device
         set_for_ranks(device.environment(1))
         if device.type == "cpu":
             # Else DeepSpeed would warn in this process, too, that it finds no accelerator.
@@ -63,9 +63,9 @@ class FineTuning(Kind[FinetuneConfig, PlannedTuning, PreparedTuning, TuningJob])
             raise ConfigError(
                 "training.dtype: transformers refuses bf16 with DeepSpeed on CPUs: take fp32, or zero.stage=0"
             )
-        world = nodes * (config.cpu_ranks if device.memory_capacity_bytes() is None else device.count())
+        world = site.nodes * (config.cpu_ranks if device.memory_capacity_bytes() is None else device.count())
         config.accumulation(world)
-        return PlannedTuning(config, asked.site, find_model(config.model, Path(config.cache)), world)
+        return PlannedTuning(config, site, find_model(config.model, Path(config.cache)), world)
 
     def prepare(self, planned: PlannedTuning) -> PreparedTuning:
         """Read, tokenize and order the examples, and count the run's steps."""
@@ -133,8 +133,8 @@ class FineTuning(Kind[FinetuneConfig, PlannedTuning, PreparedTuning, TuningJob])
     def described(self, job: TuningJob, device: Device, nodes: int) -> dict[str, Any]:
         return described(job, device)
 
-    def is_complete(self, asked: Asked[FinetuneConfig]) -> bool:
-        return is_complete(asked.site.folder, asked.config, asked.site.device.names()[0])
+    def is_complete(self, config: FinetuneConfig, site: Site) -> bool:
+        return is_complete(site.folder, config, site.device.names()[0])
 
     def results(self, record: RunRecord, folder: OutputFolder) -> list[str]:
         """Return the held-out losses, and where what was learned lies."""

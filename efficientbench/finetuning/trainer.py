@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from datasets import Dataset
 from peft.optimizers import create_loraplus_optimizer
-from torch.utils.data import Sampler
 from transformers import PrinterCallback, TrainerCallback
 from transformers.trainer import TRAINING_ARGS_NAME
 from trl import SFTConfig, SFTTrainer
@@ -22,19 +21,6 @@ from efficientbench.finetuning.checkpoints import TuningCheckpoints
 from efficientbench.finetuning.examples.examples import Examples
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.metrics.files import whole_file
-
-
-class GivenOrder(Sampler[int]):
-    """Yields examples in an order that is the same on all ranks; accelerate gives each rank its part of every batch."""
-
-    def __init__(self, order: np.ndarray) -> None:
-        self._order = order.tolist()
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._order)
-
-    def __len__(self) -> int:
-        return len(self._order)
 
 
 class Tuner(SFTTrainer):
@@ -89,8 +75,9 @@ class Tuner(SFTTrainer):
         # PrinterCallback would print every step's figures as a dictionary.
         self.remove_callback(PrinterCallback)
 
-    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> GivenOrder:
-        return GivenOrder(self._order)
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> list[int]:
+        # All ranks have the same order; accelerate gives each rank its part of every batch.
+        return self._order.tolist()
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Return the optimizer; for LoRA+ with two learning rates."""

@@ -11,11 +11,9 @@ from pathlib import Path
 from rich.console import Console
 
 from efficientbench.architecture.variant import UndeclaredError
-from efficientbench.basics.cgroup import memory_limit_bytes
 from efficientbench.basics.counted import number_of, seconds
-from efficientbench.basics.errors import ConfigError, MetricsError
+from efficientbench.basics.errors import MetricsError
 from efficientbench.basics.language import in_users_language
-from efficientbench.config.layout import Layout, fit_micro_batch
 from efficientbench.config.schema import RunConfig
 from efficientbench.devices.base import Device
 from efficientbench.metrics.records.environment import version_of
@@ -27,15 +25,15 @@ from efficientbench.planning.calibration import (
     read_calibration,
     write_calibration,
 )
-from efficientbench.planning.fitting import check_fits, check_preflight
-from efficientbench.planning.plan import make_plan, with_kernels
+from efficientbench.planning.fitting import DoesNotFitError, check_preflight
 from efficientbench.planning.step_time import project
 from efficientbench.planning.table import plain_table, print_tables
 from efficientbench.running.job import Job
-from efficientbench.running.kind import Site, ask, set_for_ranks
+from efficientbench.running.kind import Site, find_site, set_for_ranks
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.parent import connected
 from efficientbench.running.ranks import run_ranks
+from efficientbench.running.run import plan_on
 
 TIME_S = 120.0
 """Seconds for the rates; start and own steps come on top."""
@@ -81,7 +79,7 @@ def calibrate(config: RunConfig, mode: str, time_s: float = TIME_S, preflight: b
 
     Args:
         config: the run, whose groups, heads and step are measured.
-        mode: `dsw` or `dlc`, see `ask`.
+        mode: `dsw` or `dlc`, see `find_site`.
         time_s: seconds for the rates.
         preflight: only compare devices and links with each other, and print which are slow.
 
@@ -89,7 +87,7 @@ def calibrate(config: RunConfig, mode: str, time_s: float = TIME_S, preflight: b
         ConfigError, DeviceError, LaunchError, MetricsError: the run has no layout here, or ranks cannot start.
     """
     folder = OutputFolder(Path(config.data.cache).absolute() / "calibrate", "data.cache")
-    site = ask(config, mode, folder).site
+    site = find_site(config, mode, folder)
     set_for_ranks(site.device.environment(config.parallel.tp))
     job = replace(_job(config, site, time_s), preflight=preflight)
     if preflight:
@@ -116,22 +114,19 @@ def calibrate(config: RunConfig, mode: str, time_s: float = TIME_S, preflight: b
 
 def _job(config: RunConfig, site: Site, time_s: float) -> CalibrationJob:
     """Return the ranks' job. Raises ConfigError: the run has no layout on these devices."""
-    device, capacity_bytes = site.device, site.device.memory_capacity_bytes()
-    shared = capacity_bytes is None
-    config = with_kernels(config if shared else fit_micro_batch(config, device.count(), site.nodes), device)
+    device = site.device
     device.check(config.training.dtype)
-    layout = Layout.of(config, device.count(), site.nodes, oversubscribe=shared)
-    plan = make_plan(config, layout, device.runtime_bytes)
     no_step = None
     try:
-        check_fits(plan, memory_limit_bytes() if capacity_bytes is None else capacity_bytes, shared)
-    except ConfigError as error:
-        no_step = str(error)
+        plan = plan_on(config, device, site.nodes)
+    except DoesNotFitError as error:
+        plan, no_step = error.plan, str(error)
+    shared = device.memory_capacity_bytes() is None
     missing = {"host to device": "the device computes in the host's memory"} if shared else {}
-    missing |= {"what ranks send": "there is one rank"} if layout.world_size == 1 else {}
+    missing |= {"what ranks send": "there is one rank"} if plan.layout.world_size == 1 else {}
     threads = os.environ.get("OMP_NUM_THREADS", "")
     return CalibrationJob(
-        *(config, layout, plan.budget, (), site.folder.path),
+        *(plan.config, plan.layout, plan.budget, (), site.folder.path),
         conditions=_conditions(device),
         missing=missing,
         no_step=no_step,

@@ -1,6 +1,6 @@
 """The stages of a run, each a frozen value that one place makes, and how pretraining and fine-tuning differ in them.
 
-asked      the configuration as the user wrote it, and where the run takes place
+asked      the configuration as the user wrote it, and the site where the run takes place
 planned    the configuration with all that was decided for these devices: every later stage reads this one
 prepared   the text or examples, and how many steps read them
 job        what the ranks need, which they read from a file
@@ -50,23 +50,13 @@ class Site:
         return self.cluster is None or self.cluster.node_rank == 0
 
 
-@dataclass(frozen=True)
-class Asked(Generic[Config]):
-    """A run as the user asked for it."""
-
-    config: Config
-    site: Site
-    fresh: bool
-
-
-def ask(config: Config, mode: str, folder: OutputFolder | None = None, fresh: bool = False) -> Asked[Config]:
-    """Return the run that a user asks for, with the devices and nodes that are here.
+def find_site(config: Settings, mode: str, folder: OutputFolder | None = None) -> Site:
+    """Return where the run that a user asks for takes place: on the devices and nodes that are here.
 
     Args:
         config: the run's configuration.
         mode: `dsw`: this machine alone; `dlc`: the nodes that the environment variables describe.
         folder: the folder to write to; None: `OutputFolder.of` the configuration.
-        fresh: start at step 1, whatever checkpoint there is.
 
     Raises ConfigError, DeviceError, LaunchError, MetricsError: nodes, network, device or sink cannot be used.
     """
@@ -74,7 +64,7 @@ def ask(config: Config, mode: str, folder: OutputFolder | None = None, fresh: bo
     check_interfaces(os.environ, cluster)
     check_sinks(asked_of(config))
     find_meters(config.measurement.meters)
-    return Asked(config, Site(find_device(config.device), cluster, folder or OutputFolder.of(config)), fresh)
+    return Site(find_device(config.device), cluster, folder or OutputFolder.of(config))
 
 
 def with_seeds(config: Config, seeds: Sequence[str], index: int) -> Config:
@@ -104,7 +94,7 @@ class Kind(ABC, Generic[Config, Planned, Prepared, Job]):
         return " and ".join(self.seeds)
 
     @abstractmethod
-    def plan(self, asked: Asked[Config]) -> Planned:
+    def plan(self, config: Config, site: Site) -> Planned:
         """Decide everything that follows from configuration and devices, and print it.
 
         Raises ConfigError, DataError, DeviceError: the run cannot work; nothing has been written.
@@ -134,8 +124,8 @@ class Kind(ABC, Generic[Config, Planned, Prepared, Job]):
         """Return what a record says of a job before anything is measured, by the record's field names."""
 
     @abstractmethod
-    def is_complete(self, asked: Asked[Config]) -> bool:
-        """Return whether the folder holds the complete record of this configuration on these devices."""
+    def is_complete(self, config: Config, site: Site) -> bool:
+        """Return whether the site's folder holds the complete record of this configuration on these devices."""
 
     def results(self, record: RunRecord, folder: OutputFolder) -> list[str]:
         """Return the lines to print after a run besides those of every run."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from efficientbench.architecture.variant import known
 from efficientbench.basics.cgroup import memory_limit_bytes
 from efficientbench.basics.errors import ConfigError, LaunchError
-from efficientbench.basics.foreign import parse_json, read_whole
+from efficientbench.basics.foreign import json_object
 from efficientbench.basics.part import AUTO
 from efficientbench.config.schema import RunConfig
 from efficientbench.devices.registry import device_called, find_device
@@ -131,11 +131,8 @@ def _plans(runs: Runs, size: int, nodes: int, room: float = ROOM) -> list[tuple[
 
 def _read(file: Path, device_name: str) -> int | None:
     """Return the size in the file; None where it was decided on another device, or the file is missing or damaged."""
-    try:
-        content = parse_json(read_whole(file))
-        size, device = content["micro_batch_size"], content["device"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    content = json_object(file)
+    size, device = content.get("micro_batch_size"), content.get("device")
     return size if device == device_name and type(size) is int and size > 0 else None
 
 

@@ -26,29 +26,29 @@ from efficientbench.metrics.report.comparison import print_spread
 from efficientbench.metrics.report.headline import print_results
 from efficientbench.running.errors import USERS_MISTAKES
 from efficientbench.running.failures import FailureFiles, users_mistake
-from efficientbench.running.kind import Asked, Config, Job, Kind, Planned, Prepared, Site, ask, with_seeds
+from efficientbench.running.kind import Config, Job, Kind, Planned, Prepared, Site, find_site, with_seeds
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.ranks import run_ranks
 from efficientbench.running.resume import prepare_folder
 
 
-def perform(kind: Kind[Config, Planned, Prepared, Job], asked: Asked[Config]) -> int:
+def perform(kind: Kind[Config, Planned, Prepared, Job], config: Config, site: Site, fresh: bool) -> int:
     """Train, measure and record a run; return the exit code.
 
-    A run that an earlier attempt did not complete resumes from its newest intact checkpoint.
+    A run that an earlier attempt did not complete resumes from its newest intact checkpoint; with `fresh` it starts at
+    step 1.
 
     Raises:
         ConfigError, DeviceError, DataError, LaunchError, MetricsError: a mistake of the user, before anything trains.
     """
-    site = asked.site
-    planned = kind.plan(asked)
+    planned = kind.plan(config, site)
     files = FailureFiles(site.folder) if site.is_first else None
     # The first node's process locks the folder for all nodes.
     with site.folder.claimed() if site.is_first else contextlib.nullcontext():
         try:
             with connected(site) as link:
                 prepared = kind.prepare(planned)
-                job, job_file = _write_job(kind, prepared, site.folder, link, asked.fresh)
+                job, job_file = _write_job(kind, prepared, site.folder, link, fresh)
                 exit_code = _launch_ranks(kind, job, job_file, site, link, files)
                 if site.is_first and site.folder.record.exists():
                     _print_summary(kind, site)
@@ -77,7 +77,7 @@ def perform_repeats(
     Args:
         kind: the kind of the runs.
         config: the configuration of the first repeat.
-        mode: `dsw` or `dlc`, see `ask`.
+        mode: `dsw` or `dlc`, see `find_site`.
         repeats: the number of repeats, 1 or more.
         again: whether complete repeats are trained again; their records then move to `previous/`.
         fresh: whether interrupted repeats start at step 1 instead of resuming from their last checkpoint.
@@ -86,20 +86,20 @@ def perform_repeats(
         ConfigError, DeviceError, DataError, LaunchError, MetricsError: as `perform` does.
     """
     configs = [with_seeds(config, kind.seeds, index) for index in range(repeats)]
-    all_asked = [ask(each, mode, OutputFolder.of_repeat(each), fresh) for each in configs]
+    sites = [find_site(each, mode, OutputFolder.of_repeat(each)) for each in configs]
     # Decided for all repeats before any trains: the nodes share these folders and must decide alike.
-    kept = [not again and kind.is_complete(each) for each in all_asked]
+    kept = [not again and kind.is_complete(each, site) for each, site in zip(configs, sites, strict=True)]
     print(in_users_language(f"the repeats vary {kind.varied(config)}"), flush=True)
-    for number, (each, done) in enumerate(zip(all_asked, kept, strict=True), start=1):
-        state = f"complete, kept ({each.site.folder.record})" if done else "trains"
-        line = f"repeat {number} of {repeats}, seed {each.config.training.seed}: {state}"
+    for number, (each, site, done) in enumerate(zip(configs, sites, kept, strict=True), start=1):
+        state = f"complete, kept ({site.folder.record})" if done else "trains"
+        line = f"repeat {number} of {repeats}, seed {each.training.seed}: {state}"
         print(in_users_language(line), flush=True)
-        if not done and (exit_code := perform(kind, each)):
+        if not done and (exit_code := perform(kind, each, site, fresh)):
             return exit_code
-    if not all_asked[0].site.is_first:
+    if not sites[0].is_first:
         # Only the first node has the records, perhaps after this process has ended.
         return 0
-    for group in group_repeats(read_record(each.site.folder.record) for each in all_asked):
+    for group in group_repeats(read_record(site.folder.record) for site in sites):
         print_spread(group, Console())
     return 0
 

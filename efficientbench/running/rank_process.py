@@ -17,12 +17,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 from efficientbench.basics.files import no_link
 from efficientbench.basics.readers import outlive_readers
-from efficientbench.launchers.processes.failure import STOP_EXIT_CODES, Failure, report_failure
+from efficientbench.launchers.processes.failure import Failure, note_stop_signals, report_failure
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 
 logger = logging.getLogger(__name__)
@@ -79,7 +78,7 @@ def run_rank(module: str, job_file: Path) -> int:
     work: Work = importlib.import_module(module).rank_work(job_file)
     log_file = work.log / f"rank_{number}.log"
     set_up_logging(log_file)
-    received = [] if work.ends_at_once else note_signals()
+    received: list[int] = [] if work.ends_at_once else note_stop_signals()[0]
     heartbeat = HeartbeatWriter()
     try:
         heartbeat.start()
@@ -125,16 +124,3 @@ def set_up_logging(path: Path) -> None:
     logging.captureWarnings(True)
     # A traceback of a library's thread would be printed over the progress bar.
     threading.excepthook = lambda failed: logger.error("thread %s failed: %s", failed.thread, failed.exc_value)
-
-
-def note_signals() -> list[int]:
-    """Return a list to which each stop signal is appended as it arrives; ignored signals stay ignored."""
-    received: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-
-    for number in STOP_EXIT_CODES:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, note)
-    return received

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from efficientbench.basics.errors import CheckpointError, ConfigError, MetricsError
-from efficientbench.basics.foreign import parse_json, read_whole
+from efficientbench.basics.foreign import json_object
 from efficientbench.basics.language import in_users_language
 from efficientbench.config.schema import DataConfig, RunConfig
 from efficientbench.metrics.analysis.repeats import dotted
@@ -124,10 +124,8 @@ def prepare_folder(
 
 def _time_of_attempts(folder: OutputFolder, is_same: Callable[[Mapping[str, Any]], bool]) -> float:
     """Return how long the attempts in the folder worked, s; 0 where they were attempts at another run."""
-    try:
-        earlier = parse_json(read_whole(folder.config))["config"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return 0.0  # no attempt has come as far, or the file is damaged
+    # None where no attempt has come as far, or the file is damaged.
+    earlier = json_object(folder.config).get("config")
     return time_lost(folder.steps, 0.0) if isinstance(earlier, dict) and is_same(earlier) else 0.0
 
 

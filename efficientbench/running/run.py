@@ -29,7 +29,7 @@ from efficientbench.running.corpora import prepare_corpora
 from efficientbench.running.identity import described
 from efficientbench.running.initialisation import check_tokenizer, initialised
 from efficientbench.running.job import Job
-from efficientbench.running.kind import Asked, Kind, ask, set_for_ranks
+from efficientbench.running.kind import Kind, Site, find_site, set_for_ranks
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.parent import perform
 from efficientbench.running.resume import complete_record, may_not_resume, usable
@@ -38,8 +38,8 @@ from efficientbench.training.reinforcement.questions import Questions
 
 
 def run(config: RunConfig, mode: str, folder: OutputFolder | None = None, fresh: bool = False) -> int:
-    """Train, measure and record `config`; return the exit code. Arguments: as `ask`; raises what `perform` raises."""
-    return perform(Pretraining(), ask(config, mode, folder, fresh))
+    """Train, measure and record `config`; return the exit code. Arguments and errors: as `find_site`, `perform`."""
+    return perform(Pretraining(), config, find_site(config, mode, folder), fresh)
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,8 @@ class Pretraining(Kind[RunConfig, Plan, Tokenized, Job]):
         seed = config.data.seed
         return f"{own}, and the data order" if seed is None else f"{own}; data.seed={seed} keeps the data order"
 
-    def plan(self, asked: Asked[RunConfig]) -> Plan:
+    def plan(self, config: RunConfig, site: Site) -> Plan:
         """Return the run's plan on its devices, whose `config` is the run's on every node and in every rank."""
-        config, site = asked.config, asked.site
         set_for_ranks(site.device.environment(config.parallel.tp))
         if config.training.deterministic:
             set_for_ranks({name: values[0] for name, values in site.device.deterministic_environment().items()})
@@ -106,8 +105,7 @@ class Pretraining(Kind[RunConfig, Plan, Tokenized, Job]):
     def described(self, job: Job, device: Device, nodes: int) -> dict[str, Any]:
         return described(job, device, nodes)
 
-    def is_complete(self, asked: Asked[RunConfig]) -> bool:
-        config, site = asked.config, asked.site
+    def is_complete(self, config: RunConfig, site: Site) -> bool:
         fitted = plan_on(config, site.device, site.nodes).config.training.micro_batch_size
         return complete_record(site.folder, config, fitted, site.device.names()[0]) is not None
 

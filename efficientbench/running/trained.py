@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.architecture.registry import code_of, not_loaded
 from efficientbench.basics.errors import ConfigError, nearest
-from efficientbench.basics.foreign import parse_json, read_whole
+from efficientbench.basics.foreign import json_object
 from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer, load_tokenizer
 from efficientbench.data_tools.tokens.manifest import load_corpus
@@ -138,11 +138,7 @@ def changed_code(model: ModelConfig) -> list[str]:
 
 def _not_loaded(path: Path) -> list[str]:
     """Return what a command must name to read this job file; empty where that is not what the file lacks."""
-    try:
-        content = parse_json(read_whole(path))
-    except ValueError:
-        return []
-    config = content.get("config") if isinstance(content, dict) else None
+    config = json_object(path).get("config")
     return not_loaded(config) if isinstance(config, dict) else []
 
 

@@ -20,7 +20,7 @@ from efficientbench.planning.plan import Plan, known_corpora, plan_anywhere
 from efficientbench.running.corpora import prepare_corpora
 from efficientbench.running.errors import USERS_MISTAKES
 from efficientbench.running.initialisation import check_model, check_tokenizer, initialised
-from efficientbench.running.kind import ask
+from efficientbench.running.kind import find_site
 from efficientbench.running.micro_batch import decide_together
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.run import Pretraining, counted, plan_checked
@@ -37,7 +37,7 @@ def check_runs(request: Request, configs: Sequence[RunConfig]) -> None:
     Raises:
         ConfigError: runs cannot work, each named with its reason, or the disk cannot hold their weights.
         DataError: a mixture is damaged, or one of its tasks is unknown.
-        DeviceError, LaunchError, MetricsError: as `ask`.
+        DeviceError, LaunchError, MetricsError: as `find_site`.
     """
     for stage in MIXTURES:
         for entry in read_mixture(request.mixture(stage)).tasks if stage in request.stages else ():
@@ -99,7 +99,7 @@ def is_trained(request: Request, config: RunConfig) -> bool:
     try:
         if config.training.micro_batch_size == AUTO and (size := _size_for_auto(request, [config])) is not None:
             config = config.changed("training", micro_batch_size=size)
-        return Pretraining().is_complete(ask(config, request.mode, folder))
+        return Pretraining().is_complete(config, find_site(config, request.mode, folder))
     except USERS_MISTAKES:
         # The run itself says what is wrong.
         return False
@@ -139,7 +139,7 @@ def _planned(config: RunConfig, request: Request, size: int | None) -> Plan:
     if device.unavailable_reason() is not None:
         # The first step says more of the device.
         return plan_anywhere(config)
-    site = ask(config, request.mode, OutputFolder.of_repeat(config)).site
+    site = find_site(config, request.mode, OutputFolder.of_repeat(config))
     return plan_checked(config, device, site.nodes)
 
 

@@ -6,9 +6,8 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from efficientbench.basics.foreign import parse_json, read_whole
+from efficientbench.basics.foreign import json_object
 from efficientbench.launchers.processes.failure import read_failure
 from efficientbench.metrics.records.stored import current_files
 from efficientbench.running.output_folder import OutputFolder
@@ -53,7 +52,7 @@ def _is_locked(run: OutputFolder, locked: set[int]) -> bool:
 
 def _status(run: OutputFolder, folder: Path, locked: set[int]) -> Status:
     name = os.path.relpath(run.path, folder) if run.path != folder else run.path.resolve().name
-    job, record, failure = _content(run.config), _content(run.record), read_failure(run.failure)
+    job, record, failure = json_object(run.config), json_object(run.record), read_failure(run.failure)
     reached = progress_of(run)
     steps = (job.get("budget") or job).get("steps")
     words = () if reached is None else tuple(reached.words(steps if isinstance(steps, int) else None))
@@ -73,15 +72,6 @@ def _waiting(suite: Path, seen: set[Path]) -> Iterator[Status]:
         state = queue.read(path.stem)
         if state is not None and Path(state.folder).resolve() not in seen:
             yield Status(state.id, state.state, (state.reason,) if state.reason else ())
-
-
-def _content(path: Path) -> dict[str, Any]:
-    """Return a JSON file's object; an empty one where there is none."""
-    try:
-        content = parse_json(read_whole(path))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _locked_files() -> set[int]:

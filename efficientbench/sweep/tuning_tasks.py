@@ -149,10 +149,11 @@ def _tasks(
     # A fine-tuning takes all devices that it sees.
     slots = slots_needed(machine, jobs, None)
     world = config.cpu_ranks if machine.shared else slots * machine.nodes
-    reason = chosen.refused or _obstacle(config, world)
+    reason = chosen.refused
     projection = Projection(None)
     if not reason:
         try:
+            config.accumulation(world)
             projection = project_tuning(config, world, machine.part(slots))
         except ConfigError as error:
             reason = str(error)
@@ -173,12 +174,3 @@ def _tasks(
         )
         for each, name, own, folder in repeats(request, config, arguments, SEEDS)
     ]
-
-
-def _obstacle(config: FinetuneConfig, world: int) -> str | None:
-    """Return why `world` ranks cannot share the batch; None if they can."""
-    try:
-        config.accumulation(world)
-    except ValueError as error:
-        return str(error)
-    return None

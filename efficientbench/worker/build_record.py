@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from efficientbench import metrics
+from efficientbench.architecture.model import ModelConfig
 from efficientbench.architecture.variant import known
+from efficientbench.config.schema import RunConfig
 from efficientbench.config.training import TrainingConfig
-from efficientbench.costs.compute import hardware_flops_per_token
-from efficientbench.costs.model import count_parameters, flops_per_token
+from efficientbench.costs.compute import AttentionWork, hardware_flops_per_token
+from efficientbench.costs.model import (
+    count_parameters,
+    dense_keys_per_query,
+    flops_per_token,
+    keys_read_per_query,
+    over_documents,
+)
 from efficientbench.devices.base import Device
 from efficientbench.metrics.formulas.definitions import load_imbalance
+from efficientbench.metrics.monitoring.exchange import gather
 from efficientbench.metrics.monitoring.measurement import RankMeasurement
 from efficientbench.metrics.records.earlier_peaks import why_too_low
 from efficientbench.metrics.records.environment import sensor_states
@@ -22,7 +32,6 @@ from efficientbench.metrics.records.facts import NOT_SAID, Quality, RunFacts
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.records.record_parts import ExpertLoad, ParameterGroup, TimeSpent
 from efficientbench.metrics.records.summarize import measured_parts, quality_curve, summarize
-from efficientbench.metrics.sensors.hardware import peak_flops
 from efficientbench.metrics.sensors.host import host_uuid
 from efficientbench.planning.plan import attended_tokens, not_promised
 from efficientbench.running.corpora import load_corpora, recorded_sources, what_was_read
@@ -43,8 +52,7 @@ def run_facts(job: Job, device: Device, torch_device: torch.device) -> RunFacts:
 
     Where no table has the peak of `torch_device`, matrix products are timed on it.
     """
-    from efficientbench.metrics.monitoring.exchange import gather
-    from efficientbench.metrics.monitoring.matmul_peak import measured_matmul_flops
+    from efficientbench.metrics.monitoring.matmul_peak import known_or_measured
     from efficientbench.model.kernels.names import attention_work
 
     config, layout = job.config, job.layout
@@ -57,15 +65,11 @@ def run_facts(job: Job, device: Device, torch_device: torch.device) -> RunFacts:
             model, attended, training.recompute, lambda view: attention_work(config.with_view(view), device.type)
         )
     )
-    peak, source = config.measurement.peak_flops, "configuration (measurement.peak_flops)"
-    if peak is None:
-        peak, source = peak_flops(device.names()[0], training.dtype)
     hosts = len(set(gather(host_uuid(), str)))
     devices = hosts if device.memory_capacity_bytes() is None else layout.world_size
-    measured_peak = None
-    # All ranks together, also where only some have no peak: the ranks of a host share its cores.
-    if any(gather(peak is None, bool)):
-        measured_peak = sum(gather(measured_matmul_flops(torch_device, training.dtype), float)) / devices
+    peak, source, measured_peak = known_or_measured(
+        config.measurement.peak_flops, device.names()[0], training.dtype, torch_device, devices
+    )
     return RunFacts(
         parameters=None if parameters is None else parameters.total,
         parameters_active=None if parameters is None else parameters.active,
@@ -75,8 +79,58 @@ def run_facts(job: Job, device: Device, torch_device: torch.device) -> RunFacts:
         flops_per_token_hardware=hardware,
         peak_flops=peak,
         peak_flops_source=source,
-        measured_peak_flops=None if peak else measured_peak,
+        measured_peak_flops=measured_peak,
     )
+
+
+def all_lengths(config: RunConfig, batches: Batches) -> Mapping[int, int]:
+    """Return length → documents of that length that the ranks have read; empty where attention goes on.
+
+    All ranks must call this together. Ranks that read the same documents count them each.
+    """
+    if not config.data.attention_within_documents:
+        return {}
+    return sum(map(Counter, gather(dict(batches.document_lengths), dict[int, int])), Counter())
+
+
+def facts_of(facts: RunFacts, config: RunConfig, device_type: str, lengths: Mapping[int, int]) -> RunFacts:
+    """Return the facts with the FLOPs of the documents read; `lengths`: as of `all_lengths`."""
+    from efficientbench.model.kernels.names import attention_work
+
+    if not lengths:
+        return facts
+    model, recompute = config.model, config.training.recompute
+
+    def hardware(tokens: int) -> float:
+        # Only a layer's own kernels do other work at other lengths; other kernels may be measured for theirs.
+        def work(view: ModelConfig) -> AttentionWork:
+            training = config.training.model_copy(update={} if view.plain_scores else {"seq_len": tokens})
+            return attention_work(config.model_copy(update={"training": training, "model": view}), device_type)
+
+        return hardware_flops_per_token(model, tokens, recompute, work)
+
+    def full_square(tokens: int) -> float:
+        return flops_per_token(model, tokens, recompute).training_full_square
+
+    return replace(
+        facts,
+        flops_per_token=known(lambda: over_documents(lengths, lambda each: flops_per_token(model, each).training)),
+        flops_per_token_full_square=known(lambda: over_documents(lengths, full_square)),
+        flops_per_token_hardware=known(lambda: over_documents(lengths, hardware)),
+    )
+
+
+def figures_of(facts: RunFacts, config: RunConfig, lengths: Mapping[int, int]) -> dict[str, float | None]:
+    """Return the record's figures that follow from the documents read, by name; `facts`: from `facts_of`."""
+    if not lengths:
+        return {}
+    return {
+        "flops_per_token": facts.flops_per_token,
+        "keys_read_per_query": known(
+            lambda: over_documents(lengths, lambda each: keys_read_per_query(config.model, each))
+        ),
+        "dense_keys_per_query": over_documents(lengths, dense_keys_per_query),
+    }
 
 
 def build_record(

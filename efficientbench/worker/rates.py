@@ -247,12 +247,12 @@ def _sends(
             result = torch.empty_like(whole)
             return lambda: dist.all_to_all_single(result, whole, group=group)
         peer = dist.get_global_rank(group, other)
-        return lambda: there_and_back(whole, peer, own < other, group)
+
+        def there_and_back() -> None:
+            # The lower of the two ranks sends first.
+            for sends in (own < other, own > other):
+                (dist.send if sends else dist.recv)(whole, peer, group=group)
+
+        return there_and_back
 
     return make
-
-
-def there_and_back(values: torch.Tensor, peer: int, begins: bool, group: dist.ProcessGroup | None = None) -> None:
-    """Send values to another rank, and receive as many from it; `begins`: whether this rank sends first."""
-    for sends in (begins, not begins):
-        (dist.send if sends else dist.recv)(values, peer, group=group)

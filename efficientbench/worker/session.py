@@ -31,18 +31,25 @@ from efficientbench.training.events import Listener
 from efficientbench.training.trainer import Trainer
 from efficientbench.training.update.parameter_roles import decayed_names, role_names
 from efficientbench.training.waits import Waits
-from efficientbench.worker.beside import Beside
 from efficientbench.worker.build_monitor import build_monitor
-from efficientbench.worker.build_record import build_record, parameter_groups, run_facts
+from efficientbench.worker.build_record import (
+    all_lengths,
+    build_record,
+    facts_of,
+    figures_of,
+    parameter_groups,
+    run_facts,
+)
 from efficientbench.worker.build_trainer import build_trainer
-from efficientbench.worker.documents_read import all_lengths, facts_of, figures_of
 from efficientbench.worker.listeners.goodput import Goodput
 from efficientbench.worker.listeners.monitoring import Heartbeat, Measure
 from efficientbench.worker.listeners.profiler import Profiler
 from efficientbench.worker.listeners.progress import ProgressDisplay
 from efficientbench.worker.listeners.recorder import Recorder
-from efficientbench.worker.listeners.scores import all_scores
+from efficientbench.worker.listeners.scores import CoreDuringTraining, Scores, all_scores
 from efficientbench.worker.preflight import compare
+from efficientbench.worker.reinforcement.listener import Rollouts
+from efficientbench.worker.reinforcement.pass_at_k import PassAtK
 
 
 def train_rank(job: Job, rank: Rank, device: Device, torch_device: torch.device) -> bool:
@@ -184,3 +191,63 @@ class RankZero:
         """Remove the bar from the terminal and close the files, also after an error."""
         self.display.close()
         self.recorder.close()
+
+
+class Beside:
+    """The listeners of one rank that compute with the model; all ranks have the same.
+
+    They sample rollouts before each step, and score the model after some.
+    """
+
+    def __init__(self, job: Job, device: Device, rank: Rank, measure: Measure, manifest: Manifest | None) -> None:
+        """Make the listeners that the run asks for; all ranks must call this together.
+
+        Args:
+            job: the run's job.
+            device: the device type that the ranks train on.
+            rank: this process's rank.
+            measure: measures the training steps of this rank.
+            manifest: the manifest of the checkpoint to resume from; None: the run starts at step 1.
+
+        Raises:
+            ConfigError, DataError: as `Rollouts`, `CoreDuringTraining` and `PassAtK`.
+        """
+        self.rollouts: Rollouts | None = None
+        if job.config.training.objective == "rl":
+            before = manifest.step if manifest is not None else 0
+            monitor = build_monitor(job, device, rank.number, rank.local, None, before)
+            self.rollouts = Rollouts(job, rank.heartbeat, measure, monitor, manifest)
+        computes = job, rank.heartbeat, measure, device
+        found = CoreDuringTraining.of(*computes), PassAtK.of(*computes)
+        self.scores: list[Scores] = [each for each in found if each is not None]
+
+    @property
+    def before(self) -> list[Listener]:
+        """The listeners that come before those that measure a step."""
+        return [] if self.rollouts is None else [self.rollouts]
+
+    @property
+    def after(self) -> list[Listener]:
+        """The listeners that come after those that measure a step."""
+        return list(self.scores)
+
+    def attach(self, trainer: Trainer, recorder: Recorder | None) -> None:
+        """Give the listeners the trainer and rank 0's recorder, and start the sensors that measure rollouts."""
+        for each in self.scores:
+            each.trainer, each.recorder = trainer, recorder
+        if self.rollouts is not None:
+            self.rollouts.trainer, self.rollouts.recorder = trainer, recorder
+            self.rollouts.monitor.start()
+
+    def progress(self) -> dict[str, Any]:
+        """Return the state that the next attempt resumes from, as plain data for the checkpoint."""
+        return {} if self.rollouts is None else self.rollouts.progress()
+
+    def recorded(self, updates: Sequence[RankMeasurement]) -> Reinforcement | None:
+        """Return the record's part on rollouts; all ranks call this together. `updates`: each rank's training steps."""
+        return None if self.rollouts is None else self.rollouts.recorded(updates)
+
+    def close(self) -> None:
+        """Stop the sensors that measure rollouts, also after an error."""
+        if self.rollouts is not None:
+            self.rollouts.monitor.close()

@@ -45,8 +45,7 @@ class NodeLink:
             connection.settimeout(SEND_S)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in KEEPALIVE.items():
-                if hasattr(socket, name):
-                    connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def __enter__(self) -> NodeLink:
         return self

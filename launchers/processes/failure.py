@@ -10,7 +10,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from types import FrameType
+from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
@@ -77,6 +78,20 @@ def ends_at_once(signals: Sequence[int]) -> bool:
     time limit; when a terminal is closed, both the kernel and the shell send SIGHUP.
     """
     return signal.SIGINT in signals[1:]
+
+
+def note_stop_signals() -> tuple[list[int], dict[int, Any]]:
+    """Return a list to which each stop signal is appended as it arrives, and each such signal's handler before.
+
+    Signals that this process was started to ignore stay ignored, such as SIGHUP under nohup.
+    """
+    received: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+
+    wanted = [number for number in STOP_EXIT_CODES if signal.getsignal(number) is not signal.SIG_IGN]
+    return received, {number: signal.signal(number, note) for number in wanted}
 
 
 def ended_by(number: int) -> str:

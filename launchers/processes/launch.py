@@ -13,7 +13,6 @@ import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 
 from efficientbench.basics.errors import LaunchError
 from efficientbench.basics.readers import outlive_readers
@@ -23,7 +22,7 @@ from efficientbench.launchers.network.interfaces import GLOO_INTERFACE, gloo_int
 from efficientbench.launchers.network.node_link import NodeLink
 from efficientbench.launchers.network.secret import SECRET_NAME
 from efficientbench.launchers.processes.cleanup import LOG_VARIABLE
-from efficientbench.launchers.processes.failure import STOP_EXIT_CODES, Failure
+from efficientbench.launchers.processes.failure import Failure, note_stop_signals
 from efficientbench.launchers.processes.supervision import Limits, Supervision, end_all
 from efficientbench.launchers.processes.worker_process import WorkerProcess
 
@@ -129,17 +128,11 @@ def _start(
 def received_signals() -> Iterator[list[int]]:
     """Collect the stop signals that this process receives, in order.
 
-    Signals that this process was started to ignore stay ignored, such as SIGHUP under nohup. Output to a terminal or
-    a pipe that has been closed is dropped.
+    Signals that this process was started to ignore stay ignored. Output to a terminal or a pipe that has been closed
+    is dropped.
     """
     outlive_readers(pipes=True)
-    received: list[int] = []
-
-    def note(signal_number: int, frame: FrameType | None) -> None:
-        received.append(signal_number)
-
-    wanted = [number for number in STOP_EXIT_CODES if signal.getsignal(number) is not signal.SIG_IGN]
-    previous = {number: signal.signal(number, note) for number in wanted}
+    received, previous = note_stop_signals()
     try:
         yield received
     finally:

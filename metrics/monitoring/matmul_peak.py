@@ -1,4 +1,4 @@
-"""Measures the rate of matrix products that a device reaches, for devices whose peak is in no table."""
+"""The peak of a device: known, or for devices whose peak is in no table the rate of matrix products that they reach."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from functools import partial
 
 import torch
 
+from efficientbench.metrics.monitoring.exchange import gather
+from efficientbench.metrics.sensors.hardware import peak_flops
+
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 SMALLEST, LARGEST = 512, 8192
 """Rows and columns of the smallest and largest matrices tried: devices reach their best rate at different sizes."""
@@ -15,6 +18,32 @@ LONG_ENOUGH_S = 0.005
 """A product that takes this long fills the device: larger matrices are not tried."""
 FEWEST_PRODUCTS, LEAST_S = 3, 0.05
 """Least number of products, and least time for them, at each size."""
+
+
+Peak = tuple[float | None, str, float | None]
+"""One device's peak FLOP/s, or None; its source, or why it is not known; and FLOP/s measured where it is not known."""
+
+
+def known_or_measured(given: float | None, name: str, dtype: str, place: torch.device, devices: int) -> Peak:
+    """Return the peak of one device: the configured one, else its table's, else the rate of products on all of them.
+
+    All ranks must call this together, before a model takes their memory.
+
+    Args:
+        given: the configured peak, FLOP/s; None: none is configured.
+        name: the product name of the device.
+        dtype: the compute dtype.
+        place: this rank's device, on which products are timed.
+        devices: the number of devices of all ranks.
+    """
+    peak, source = given, "configuration (measurement.peak_flops)"
+    if peak is None:
+        peak, source = peak_flops(name, dtype)
+    measured = None
+    # All ranks together, also where only some have no peak: the ranks of a host share its cores.
+    if any(gather(peak is None, bool)):
+        measured = sum(gather(measured_matmul_flops(place, dtype), float)) / devices
+    return peak, source, None if peak else measured
 
 
 def measured_matmul_flops(device: torch.device, dtype: str) -> float:

@@ -60,7 +60,7 @@ def weights_after(config: RunConfig, prefix: Path, steps: int) -> dict[str, torc
 
 def weights_in_evaluation(config: RunConfig, prefix: Path) -> dict[str, torch.Tensor]:
     """The weights that an evaluation after the first step finds on this rank."""
-    from efficientbench.worker.listeners.evaluating import evaluating
+    from efficientbench.worker.listeners.scores import evaluating
 
     with tiny_training(config, prefix, 2) as trainer:
         trainer.train_step(1)

@@ -79,7 +79,7 @@ def learned(config: RunConfig, prefix: Path, steps: int, first: int = 1, device_
     from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer
     from efficientbench.training.reinforcement.questions import Questions
     from efficientbench.training.update.optimizer import gather_weights
-    from efficientbench.worker.listeners.evaluating import evaluating
+    from efficientbench.worker.listeners.scores import evaluating
     from efficientbench.worker.reinforcement.sampler import Sampler
 
     tokenizer, found = load_tokenizer(prefix.parent / "bpe"), Learned()

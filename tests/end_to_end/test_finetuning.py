@@ -253,12 +253,10 @@ def tokens_of_batches(train: Examples, order: np.ndarray) -> np.ndarray:
     from torch.utils.data import DataLoader
     from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-    from efficientbench.finetuning.trainer import GivenOrder
-
     collate, found = DataCollatorForLanguageModeling(pad_token_id=0), []
     for rank in (0, 1):
         examples: Any = train.rows()
-        loader = DataLoader(examples, batch_size=2, sampler=GivenOrder(order), collate_fn=collate)
+        loader = DataLoader(examples, batch_size=2, sampler=order.tolist(), collate_fn=collate)
         own = prepare_data_loader(loader, num_processes=2, process_index=rank)
         # Two micro-batches of each rank make a step.
         found.append(np.array([batch["input_ids"].numel() for batch in own]).reshape(-1, 2).sum(1))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from efficientbench.finetuning.examples.examples import Examples, tokenized
 from efficientbench.finetuning.examples.rows import read_rows
 from efficientbench.metrics.files import write_whole
 from efficientbench.running.failures import ran_out_of_memory
+from efficientbench.running.kind import set_for_ranks
 
 
 def write_losses(config: FinetuneConfig, file: Path) -> int:
@@ -38,8 +38,7 @@ def write_losses(config: FinetuneConfig, file: Path) -> int:
         reason = "is there already" if file.exists() else "does not end in .jsonl"
         raise ConfigError(f"{file}: {reason}: name a new file of JSON lines")
     device = find_device(config.device)
-    for name, value in device.environment(1).items():
-        os.environ.setdefault(name, value)
+    set_for_ranks(device.environment(1))
     device.check(config.training.dtype)
     base = find_model(config.model, Path(config.cache))
     tokenizer = load_tokenizer(base)

@@ -24,7 +24,7 @@ class RowEncoder:
     """Encodes rows with one tokenizer. Names of special tokens in a row's texts stay text, as for `data chat`."""
 
     def __init__(self, tokenizer: Any) -> None:
-        """Read the special tokens of a tokenizer."""
+        """Read the special tokens of a tokenizer, which has a chat template."""
         self.tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder.items()
         self._ids = {token.content: number for number, token in added if token.special and token.content}
@@ -77,11 +77,8 @@ class RowEncoder:
         return hidden, {placeholder: name for name, placeholder in placeholders.items()}
 
     def _text(self, messages: Sequence[Message], asks: bool) -> str:
-        template = None if self.tokenizer.chat_template else CHATML
         try:
-            text: str = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=asks, chat_template=template
-            )
+            text: str = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=asks)
         except Exception as error:  # a foreign template may raise anything
             raise RowError(f"the tokenizer's chat template refuses it: {error}") from None
         return text

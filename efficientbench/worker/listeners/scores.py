@@ -1,16 +1,22 @@
-"""Score the model by a task during training, at a fixed interval of steps."""
+"""Score the model by a task during training, such as CORE, at a fixed interval of steps."""
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import torch
 
 from efficientbench.costs.model import cache_bytes
 from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer
 from efficientbench.devices.base import Device
+from efficientbench.evaluation.core.bundle import Bundle, bundle_of
+from efficientbench.evaluation.core.task import Core
 from efficientbench.evaluation.results import FOLDER, ResultFile, read_scores, write_summary
-from efficientbench.evaluation.task import ItemResult, Summary, Task
+from efficientbench.evaluation.task import BATCH_TOKENS, ItemResult, Summary, Task
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.metrics.monitoring.exchange import gather
 from efficientbench.metrics.records.record_parts import TrainingScore
@@ -18,16 +24,34 @@ from efficientbench.running.corpora import load_corpora
 from efficientbench.running.job import Job
 from efficientbench.training import groups
 from efficientbench.training.events import Event, StepEnded
-from efficientbench.worker.listeners.evaluating import evaluating
+from efficientbench.training.trainer import Trainer
+from efficientbench.training.update.optimizer import gather_weights
 from efficientbench.worker.listeners.monitoring import Measure
 from efficientbench.worker.listeners.recorder import Recorder
 
 if TYPE_CHECKING:
     from efficientbench.model.gpt import GPT
-    from efficientbench.training.trainer import Trainer
 
 TRAINING = Path(FOLDER, "training")
 """Folder of the training's scores, below the run's folder."""
+
+
+@contextlib.contextmanager
+def evaluating(trainer: Trainer) -> Iterator[GPT]:
+    """Yield this rank's part of the model in evaluation mode, with the weights of the last update.
+
+    All ranks must call this together. The run has one stage on each rank.
+    """
+    gather_weights(trainer.stages)
+    [stage] = trainer.stages
+    stage.eval()
+    # A part that is compiled for many lengths would then serve the steps too, whose one length has a faster kernel.
+    fused = trainer.config.kernels.fused
+    with torch.compiler.set_stance("force_eager") if fused else contextlib.nullcontext():
+        yield stage.module
+    stage.train()
+    # What the routers counted here belongs to no step.
+    stage.module.take_routing()
 
 
 class Scores(ABC):
@@ -102,6 +126,37 @@ class Scores(ABC):
         recorder.sinks.scalars(step, scalars)
         recorder.interruptions[step + 1] = f"the first step after an evaluation of {self.what}"
         print(f"step {step:,}: {self.shown(summary)}", flush=True)
+
+
+class CoreDuringTraining(Scores):
+    """Scores the model by CORE, every `evaluation.core_every` steps, on a part of each task's rows."""
+
+    def __init__(self, job: Job, bundle: Bundle, heartbeat: HeartbeatWriter, measure: Measure, device: Device) -> None:
+        """Take the bundle; all other arguments: see `Scores`. Raises ConfigError, DataError: as `Scores`."""
+        super().__init__(job, "CORE", job.config.evaluation.core_every, heartbeat, measure, device)
+        self.limit, self.longest = job.config.evaluation.core_limit, job.config.model.position.longest
+        self.bundle = bundle
+
+    @classmethod
+    def of(cls, job: Job, heartbeat: HeartbeatWriter, measure: Measure, device: Device) -> CoreDuringTraining | None:
+        """Return the listener of a run; None where the run does not ask for one.
+
+        Raises ConfigError, DataError: as `Scores` and `bundle_of`.
+        """
+        bundle = bundle_of(job.config.evaluation)
+        return None if bundle is None else cls(job, bundle, heartbeat, measure, device)
+
+    def task(self, model: GPT, step: int) -> Core:
+        """Return CORE, bound to the model."""
+        return Core(model, self.tokenizer, self.bundle, self.longest, self.limit, BATCH_TOKENS)
+
+    def shown(self, summary: Summary) -> str:
+        """Return the line to print: CORE, or the figures of the tasks where some are missing."""
+        core = summary.figures["core"]
+        if core is not None:
+            return f"CORE {core:.4f}"
+        known = {name: value for name, value in summary.figures.items() if value is not None}
+        return f"CORE n/a ({summary.unavailable['core']}); " + ", ".join(f"{name} {v:.3f}" for name, v in known.items())
 
 
 def all_scores(folder: Path) -> dict[str, list[TrainingScore]]:

@@ -28,9 +28,9 @@ from efficientbench.training.events import Event, StepStarted, TrainingEnded
 from efficientbench.training.reinforcement.batches import RolloutBatches
 from efficientbench.training.reinforcement.questions import Questions
 from efficientbench.training.reinforcement.rewards import reward_files
-from efficientbench.worker.listeners.evaluating import evaluating
 from efficientbench.worker.listeners.monitoring import Measure
 from efficientbench.worker.listeners.recorder import Recorder
+from efficientbench.worker.listeners.scores import evaluating
 from efficientbench.worker.reinforcement.sampler import Sampler, StepRollouts
 
 if TYPE_CHECKING:

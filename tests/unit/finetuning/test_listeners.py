@@ -14,6 +14,7 @@ from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 from efficientbench.finetuning.listeners import Heartbeat, Spent, Stop, listeners
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.metrics import EfficiencyCallback
+from efficientbench.metrics.records.sinks.registry import Run, Sinks
 from efficientbench.training.checkpoints.timing import TimeInterval
 
 SAVING_S = 0.3
@@ -23,7 +24,8 @@ def test_the_checkpoint_of_a_stopped_run_is_not_measured(tmp_path: Path) -> None
     monitor = EfficiencyCallback(tokens_per_step=1, warmup_steps=0, sensors=[])
     spent = Spent(time.monotonic(), 0)
     stop = Stop(lambda: True, TimeInterval(None), 0)
-    callbacks = [DefaultFlowCallback, *listeners(stop, monitor, spent, tmp_path / "steps.jsonl")]
+    sinks = Sinks({}, Run(tmp_path, "run"))
+    callbacks = [DefaultFlowCallback, *listeners(stop, monitor, spent, tmp_path / "steps.jsonl", sinks)]
     handler = CallbackHandler(callbacks, None, None, None, None)
     args = TrainingArguments(output_dir=str(tmp_path), include_num_input_tokens_seen="all", save_strategy="no")
     state, control = TrainerState(max_steps=10), TrainerControl()

@@ -16,7 +16,7 @@ from efficientbench.running.job import Job
 
 
 def test_a_missing_bundle_of_core_is_named_by_its_key(tmp_path: Path) -> None:
-    from efficientbench.worker.listeners.core import CoreDuringTraining
+    from efficientbench.worker.listeners.scores import CoreDuringTraining
 
     folder = tmp_path / "bundle"
     config = tiny("gqa_1.5B", "evaluation.core_every=3", f"evaluation.core_data={folder}")
