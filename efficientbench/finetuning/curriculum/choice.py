@@ -11,6 +11,7 @@ from efficientbench.basics.errors import ConfigError
 from efficientbench.finetuning.curriculum.config import CurriculumConfig, Stage
 from efficientbench.finetuning.curriculum.difficulty import Difficulties, Sample, difficulties
 from efficientbench.finetuning.curriculum.order import (
+    Seen,
     competence_order,
     order_hash,
     permuted,
@@ -234,7 +235,6 @@ def _record(
     own = np.array([-1 if level is None else level for level in levels], np.int64)
     used = config.pace if config.order == "paced" else config.order
     rated = bool((own >= 0).any())
-    _, coverage = seen(order, kept)
     return CurriculumRecord(
         asked=config.use,
         used=used if reason is None else "random",
@@ -245,7 +245,7 @@ def _record(
         steps=order.size // batch,
         batch=batch,
         samples=kept.size,
-        coverage=coverage,
+        coverage=seen(order, kept).coverage,
         stages=stages,
         levels=tuple(
             _level_record(name, order, np.flatnonzero(own == level)) for level, name in enumerate(config.levels)
@@ -257,5 +257,5 @@ def _record(
 
 
 def _level_record(name: str, order: np.ndarray, members: np.ndarray) -> LevelRecord:
-    drawn, coverage = seen(order, members) if members.size else (0, 0.0)
-    return LevelRecord(name, members.size, drawn, drawn / max(1, members.size), coverage)
+    counted = seen(order, members) if members.size else Seen(1, 0, 0.0)
+    return LevelRecord(name, members.size, counted.drawn, counted.passes, counted.coverage)

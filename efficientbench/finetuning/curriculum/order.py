@@ -10,6 +10,7 @@ import hashlib
 import math
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -109,10 +110,24 @@ def order_hash(order: np.ndarray) -> str:
     return hashlib.sha256(order.astype("<i8").tobytes()).hexdigest()
 
 
-def seen(order: np.ndarray, members: np.ndarray) -> tuple[int, float]:
-    """Return how often an order draws the samples numbered `members`, one or more, and the share that it ever draws."""
+@dataclass(frozen=True)
+class Seen:
+    """How often an order draws the samples of a set."""
+
+    samples: int
+    drawn: int
+    coverage: float
+    """The share of the samples that the order draws at least once."""
+
+    @property
+    def passes(self) -> float:
+        return self.drawn / self.samples
+
+
+def seen(order: np.ndarray, members: np.ndarray) -> Seen:
+    """Count how often an order draws the samples numbered `members`, one or more."""
     drawn = order[np.isin(order, members)]
-    return drawn.size, np.unique(drawn).size / members.size
+    return Seen(members.size, drawn.size, np.unique(drawn).size / members.size)
 
 
 def _passes(members: np.ndarray, seed: str) -> Iterator[int]:

@@ -132,5 +132,5 @@ def test_permuted_difficulties_are_the_same_values_for_other_samples() -> None:
 
 
 def test_passes_and_coverage_count_what_an_order_draws() -> None:
-    drawn, coverage = seen(np.array([0, 1, 1, 5, 9]), np.array([0, 1, 2, 3]))
-    assert (drawn, drawn / 4, coverage) == (3, 0.75, 0.5)
+    counted = seen(np.array([0, 1, 1, 5, 9]), np.array([0, 1, 2, 3]))
+    assert (counted.drawn, counted.passes, counted.coverage) == (3, 0.75, 0.5)
