@@ -102,8 +102,7 @@ class Engine:
     def _normalize(self, text: str) -> str:
         if self.normalizer is None or (self.normalizer_is_nfc and _is_nfc(text)):
             return text
-        normalized: str = self.normalizer.normalize_str(text)
-        return normalized
+        return self.normalizer.normalize_str(text)
 
     def _encode_with_tokenizers(self, text: str) -> np.ndarray:
         return np.array(self._tokenizer.encode_batch([text])[0], np.uint32)
@@ -213,8 +212,7 @@ def _pattern(pre_tokenizer: dict[str, Any] | None) -> str | None:
     split = parts[0]
     if (split["behavior"], split["invert"]) not in (("Isolated", False), ("Removed", True)):
         return None
-    pattern: str | None = split["pattern"].get("Regex")
-    return pattern
+    return split["pattern"].get("Regex")
 
 
 def byte_characters() -> list[str]:

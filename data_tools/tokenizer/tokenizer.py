@@ -60,8 +60,7 @@ class TextTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens; skip special tokens, and replace bytes that are no character by U+FFFD."""
-        text: str = self.backend.decode(ids)
-        return text
+        return self.backend.decode(ids)
 
     def token_bytes(self) -> np.ndarray | None:
         """Return the UTF-8 length of every token, int32 [vocab_size]; 0 for special tokens and ids without a token.

@@ -90,8 +90,7 @@ class Chat:
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Return the tokens after which the model answers the user's last message, or continues the assistant's."""
         render = self.renderer.continued if messages[-1].role == ASSISTANT else self.renderer.prompt
-        tokens: list[int] = render(messages).tolist()
-        return tokens
+        return render(messages).tolist()
 
     def answer(
         self,

@@ -132,8 +132,7 @@ class GPT(GPTModel):
             hidden = copy_to_tensor_model_parallel_region(hidden, group=self.tp_group)
         looked_up = self.share_embeddings_and_output_weights and self.pre_process
         table = self.shared_embedding_or_output_weight() if looked_up else None
-        output: torch.Tensor = self.output_layer(partial(self._output, hidden, labels, loss_mask, looked_up), table)
-        return output
+        return self.output_layer(partial(self._output, hidden, labels, loss_mask, looked_up), table)
 
     def _output(
         self,
@@ -173,8 +172,7 @@ class GPT(GPTModel):
         """The ranks that share the experts and so run every forward pass together; None without expert parallelism."""
         if self.config.expert_model_parallel_size == 1:
             return None
-        group: ProcessGroup = parallel_state.get_expert_model_parallel_group()
-        return group
+        return parallel_state.get_expert_model_parallel_group()
 
     def take_routing(self) -> torch.Tensor | None:
         """Return the routers' counts since the last call: see `model.moe.take_routing`."""

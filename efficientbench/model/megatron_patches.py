@@ -69,8 +69,7 @@ def _reduce_scatter_parts(
 ) -> torch.Tensor:
     # Before torch 2.8, gloo cannot reduce-scatter unequal parts, which experts split over tensor-parallel ranks need.
     if input_split_sizes is None or group.size() == 1 or dist.get_backend(group) != CPU.backend:
-        scattered: torch.Tensor = _reduce_scatter(input_, group, input_split_sizes, use_global_buffer)
-        return scattered
+        return _reduce_scatter(input_, group, input_split_sizes, use_global_buffer)
     return _reduce(input_.clone(memory_format=torch.contiguous_format), group).split(input_split_sizes)[group.rank()]
 
 

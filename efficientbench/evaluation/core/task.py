@@ -206,8 +206,7 @@ class Core:
 
 
 def _own_text(row: Mapping[str, Any]) -> str:
-    text: str = row.get("query") or row.get("context") or row["context_options"][row["gold"]]
-    return text
+    return row.get("query") or row.get("context") or row["context_options"][row["gold"]]
 
 
 def _facts(task: CoreTask) -> dict[str, Any]:

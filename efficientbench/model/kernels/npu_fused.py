@@ -86,7 +86,7 @@ def _fusion_attention(
 
     `pse`: a bias [1, heads, Q, S], which the kernel scales together with the products; None: no bias.
     """
-    out: torch.Tensor = torch_npu().npu_fusion_attention(
+    return torch_npu().npu_fusion_attention(
         query.flatten(2),
         key.flatten(2),
         value.flatten(2),
@@ -97,7 +97,6 @@ def _fusion_attention(
         scale=scale,
         sparse_mode=LEFT_UP_CAUSAL if query.shape[0] == key.shape[0] else RIGHT_DOWN_CAUSAL,
     )[0]
-    return out
 
 
 def range_attention(
@@ -148,8 +147,7 @@ def _compressed_causal_mask(device: torch.device) -> torch.Tensor:
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
     """Compute kernels.norm.rms_norm."""
     weight = x.new_ones(x.shape[-1]) if weight is None else weight
-    out: torch.Tensor = torch_npu().npu_rms_norm(x, weight, epsilon=epsilon)[0]
-    return out
+    return torch_npu().npu_rms_norm(x, weight, epsilon=epsilon)[0]
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -157,16 +155,14 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     width = 2 * cos.shape[-1]
     cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)
     if width == x.shape[-1]:
-        whole: torch.Tensor = torch_npu().npu_rotary_mul(x, cos, sin)
-        return whole
+        return torch_npu().npu_rotary_mul(x, cos, sin)
     kept, turned = x.split([x.shape[-1] - width, width], dim=-1)
     return torch.cat([kept, torch_npu().npu_rotary_mul(turned.contiguous(), cos, sin)], dim=-1)
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     """Compute kernels.swiglu.swiglu."""
-    out: torch.Tensor = torch_npu().npu_swiglu(gate_up, dim=-1)
-    return out
+    return torch_npu().npu_swiglu(gate_up, dim=-1)
 
 
 def grouped_mm(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:

@@ -47,8 +47,7 @@ def linear(
 
 def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Return x [..., I] · weightᵀ + bias → [..., O] by oneDNN: the operator by which torch.compile replaces layers."""
-    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return product
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 def by_onednn(kind: str, device_type: str, dtype: torch.dtype) -> bool:

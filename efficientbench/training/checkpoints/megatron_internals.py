@@ -53,8 +53,7 @@ __all__ = [
 
 def default_store() -> dist.Store:
     """Return the key-value store through which the ranks met."""
-    store: dist.Store = dist.distributed_c10d._get_default_store()
-    return store
+    return dist.distributed_c10d._get_default_store()
 
 
 def writing_process(queue: AsyncCallsQueue) -> Any:
@@ -69,5 +68,4 @@ def save_callbacks(strategy: TorchDistSaveShardedStrategy, writer: FileSystemWri
 
 def first_element(optimizer: DistributedOptimizer, parameter: torch.nn.Parameter) -> int:
     """Return the position of this rank's first optimizer state within a parameter, in elements."""
-    begin: int = optimizer._get_model_param_range_map(parameter)["param"].start
-    return begin
+    return optimizer._get_model_param_range_map(parameter)["param"].start

@@ -64,8 +64,7 @@ def find_reward(name: str) -> Reward:
     place = place_of(name, ENTRY_POINTS)
     if place is None:
         raise ConfigError(unknown("reward", name, OWN, ENTRY_POINTS, "package.module:function"))
-    found: Reward = load(f"reward {name}", place, callable, "a function")
-    return found
+    return load(f"reward {name}", place, callable, "a function")
 
 
 def reward_files(name: str | None) -> list[Path]:

@@ -159,9 +159,7 @@ def range_attention(
     """
     kernel = _kernel(query.device.type, sinks is not None, by_blocks)
     if kernel is None:
-        result: tuple[torch.Tensor, torch.Tensor | None]
-        result = RangeAttention.apply(query, key, value, scale, reach, choice, sinks)
-        return result
+        return RangeAttention.apply(query, key, value, scale, reach, choice, sinks)
     if choice is not None:
         out, log_sums = kernel.range_attention_with_sums(query, key, value, scale, reach)
         return out, choose_at_once(query, key, log_sums, scale, reach, choice, kernel.FUSES)
