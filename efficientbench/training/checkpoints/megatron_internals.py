@@ -28,28 +28,6 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch.distributed.checkpoint.api import WRAPPED_EXCEPTION
 from torch.distributed.checkpoint.api import _wrap_exception as wrap_exception
 
-__all__ = [
-    "WRAPPED_EXCEPTION",
-    "AsyncCallsQueue",
-    "AsyncRequest",
-    "DistributedOptimizer",
-    "FileSystemWriterAsync",
-    "MCoreLoadPlanner",
-    "MCoreSavePlanner",
-    "TorchCommonLoadStrategy",
-    "TorchDistLoadShardedStrategy",
-    "TorchDistSaveShardedStrategy",
-    "by_sharded_keys",
-    "default_store",
-    "first_element",
-    "mcore_to_pyt_state_dict",
-    "nested_values",
-    "save_callbacks",
-    "save_state_dict_async_plan",
-    "wrap_exception",
-    "writing_process",
-]
-
 
 def default_store() -> dist.Store:
     """Return the key-value store through which the ranks met."""
