@@ -64,7 +64,8 @@ class CoreAttention(Stateful, MegatronModule):
         super().__init__(config)
         self.scale = softmax_scale or 1 / math.sqrt(config.kv_channels)
         self.position, self.attend, self.attend_kept, self.window = position, attend, attend_kept, window
-        self.sinks = _sinks(config) if sinks else None
+        heads = config.num_attention_heads // config.tensor_model_parallel_size
+        self.sinks = split_parameter(config, (heads,)) if sinks else None
 
     def forward(
         self,
@@ -158,11 +159,6 @@ class CoreAttention(Stateful, MegatronModule):
         shape = rows, groups, places, self.config.kv_channels
         keys, values = (torch.zeros(shape, dtype=self.config.params_dtype) for _ in range(2))
         return KeysAndValues(keys, values) if self.window is None else Ring(keys, values)
-
-
-def _sinks(config: TransformerConfig) -> torch.nn.Parameter:
-    """Make the uninitialized sinks of this tensor-parallel rank's heads."""
-    return split_parameter(config, (config.num_attention_heads // config.tensor_model_parallel_size,))
 
 
 class GroupedQueryAttention(SelfAttention):

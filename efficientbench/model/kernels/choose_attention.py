@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import torch
 
-from efficientbench.basics.errors import ConfigError
+from efficientbench.basics.errors import ConfigError, first_line
 from efficientbench.config.schema import RunConfig
 from efficientbench.model.kernels import TORCH_DTYPES, causal_attention, flex, kept_timings
 from efficientbench.model.kernels.causal_attention import KERNELS, AttentionKernel
@@ -146,7 +146,7 @@ def fastest(names: list[str], shape: AttentionShape, device: torch.device) -> At
             try:
                 times_s[name] = _time_s(KERNELS[name], shape, device)
             except Exception as error:
-                reason = _first_line(error)
+                reason = first_line(error)
         if reason is not None:
             refused[name] = reason
     ranked = tuple(sorted(times_s.items(), key=lambda item: item[1]))
@@ -169,7 +169,7 @@ def unavailable_reason(name: str, shape: AttentionShape, device: torch.device) -
     try:
         found = _results(KERNELS[name], inputs, scale)
     except Exception as error:  # Libraries refuse shapes, and fail to load, with errors of any kind.
-        return _first_line(error)
+        return first_line(error)
     wanted = _results(KERNELS["math"], tuple(x.float() for x in inputs), scale)
     distances = [float((a.float() - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True)]
     # One by one, because `max` of numbers and a NaN may return either.
@@ -223,7 +223,3 @@ def _rounds(kernel: AttentionKernel, inputs: Inputs, scale: float, device: torch
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -55,31 +55,7 @@ def serves(device_type: str) -> bool:
     return device_type == "npu" and chip_family() in FUSED
 
 
-def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """Compute kernels.causal_attention.causal_attention."""
-    return _fusion_attention(query, key, value, scale)
-
-
-def biased_causal_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, bias: torch.Tensor
-) -> torch.Tensor:
-    """Compute kernels.biased_attention.biased_causal_attention, without a gradient for the bias."""
-    heads, sequence = bias.shape
-    # Divided, because the kernel scales the sum of products and bias. `falling` has the largest distance first; behind
-    # distance 0 it has entries that the mask hides.
-    by_distance = (bias.detach().float() / scale).to(query.dtype)
-    falling = F.pad(by_distance.flip(1), (0, BIAS_ROWS - 1))
-    outputs = []
-    for first in range(0, sequence, BIAS_ROWS):
-        last = min(first + BIAS_ROWS, sequence)
-        # With the last query first, distances fall by one along rows and along columns.
-        upwards = falling.as_strided((heads, last - first, last), (falling.stride(0), 1, 1), sequence - last)
-        pse = upwards.flip(1)[None]
-        outputs.append(_fusion_attention(query[first:last], key[:last], value[:last], scale, pse))
-    return torch.cat(outputs)
-
-
-def _fusion_attention(
+def causal_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, pse: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Attend: query [Q, B, heads, D], key [S, B, groups, D], value [S, B, groups, E] → [Q, B, heads · E].
@@ -97,6 +73,25 @@ def _fusion_attention(
         scale=scale,
         sparse_mode=LEFT_UP_CAUSAL if query.shape[0] == key.shape[0] else RIGHT_DOWN_CAUSAL,
     )[0]
+
+
+def biased_causal_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, bias: torch.Tensor
+) -> torch.Tensor:
+    """Compute kernels.biased_attention.biased_causal_attention, without a gradient for the bias."""
+    heads, sequence = bias.shape
+    # Divided, because the kernel scales the sum of products and bias. `falling` has the largest distance first; behind
+    # distance 0 it has entries that the mask hides.
+    by_distance = (bias.detach().float() / scale).to(query.dtype)
+    falling = F.pad(by_distance.flip(1), (0, BIAS_ROWS - 1))
+    outputs = []
+    for first in range(0, sequence, BIAS_ROWS):
+        last = min(first + BIAS_ROWS, sequence)
+        # With the last query first, distances fall by one along rows and along columns.
+        upwards = falling.as_strided((heads, last - first, last), (falling.stride(0), 1, 1), sequence - last)
+        pse = upwards.flip(1)[None]
+        outputs.append(causal_attention(query[first:last], key[:last], value[:last], scale, pse))
+    return torch.cat(outputs)
 
 
 def range_attention(

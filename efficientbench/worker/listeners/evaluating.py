@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from efficientbench.model.moe import take_routing
 from efficientbench.training.trainer import Trainer
 from efficientbench.training.update.optimizer import gather_weights
 
@@ -30,4 +31,4 @@ def evaluating(trainer: Trainer) -> Iterator[GPT]:
         yield stage.module
     stage.train()
     # What the routers counted here belongs to no step.
-    stage.module.take_routing()
+    take_routing(stage.module)
