@@ -60,25 +60,26 @@ class GQAConfig(AttentionConfig):
         return self.qkv_bias
 
 
-def _gqa(model: Decoder) -> GQAConfig:
+def gqa_keys(model: Decoder) -> GQAConfig:
+    """Return the keys of a view whose layers are GQA."""
     assert isinstance(model.attention, GQAConfig)
     return model.attention
 
 
 def _qkv(model: Decoder) -> int:
     """Return the width of queries, gates, keys and values."""
-    gates = model.heads if _gqa(model).gate else 0
-    return (model.heads + gates + 2 * _gqa(model).query_groups) * model.head_dim
+    gates = model.heads if gqa_keys(model).gate else 0
+    return (model.heads + gates + 2 * gqa_keys(model).query_groups) * model.head_dim
 
 
 def _parameters(model: Decoder) -> int:
-    bias = _qkv(model) if _gqa(model).qkv_bias else 0
-    sinks = model.heads if _gqa(model).sinks else 0
+    bias = _qkv(model) if gqa_keys(model).qkv_bias else 0
+    sinks = model.heads if gqa_keys(model).sinks else 0
     return (_qkv(model) + model.heads * model.head_dim) * model.hidden_size + bias + sinks
 
 
 def _key(model: Decoder, tp: int) -> int:
-    return max(_gqa(model).query_groups // tp, 1) * model.head_dim
+    return max(gqa_keys(model).query_groups // tp, 1) * model.head_dim
 
 
 def _saved(model: Decoder, tp: int) -> int:
@@ -86,18 +87,18 @@ def _saved(model: Decoder, tp: int) -> int:
 
     Without rotation it is a little less, since the keys are a view too.
     """
-    groups = max(_gqa(model).query_groups // tp, 1)
+    groups = max(gqa_keys(model).query_groups // tp, 1)
     heads = model.heads // tp
     # The kernel of a window or of sinks keeps values and output in an order of its own.
-    ordered = heads + groups if _gqa(model).own_kernel else 0
+    ordered = heads + groups if gqa_keys(model).own_kernel else 0
     # The gates in QKV, their sigmoids, and the product.
-    gated = 3 * heads if _gqa(model).gate else 0
+    gated = 3 * heads if gqa_keys(model).gate else 0
     return ((heads + 2 * groups) + (heads + groups) + heads + ordered + gated) * model.head_dim
 
 
 def _seen(model: Decoder, tokens: int) -> int:
     """Return how many keys the last of so many tokens sees."""
-    return min(tokens, _gqa(model).window or tokens)
+    return min(tokens, gqa_keys(model).window or tokens)
 
 
 def _keys_per_query(model: Decoder, seq_len: int) -> float:
@@ -114,7 +115,7 @@ def _product(model: Decoder, seq_len: int) -> int:
 
 
 def _hidden_at(model: Decoder, seq_len: int) -> str | None:
-    window = _gqa(model).window
+    window = gqa_keys(model).window
     if window is None or window < seq_len:
         return None
     return (
@@ -124,7 +125,7 @@ def _hidden_at(model: Decoder, seq_len: int) -> str | None:
 
 
 def _uneven(model: Decoder, tp: int) -> list[str]:
-    groups = _gqa(model).query_groups
+    groups = gqa_keys(model).query_groups
     if groups == model.heads:
         return []
     if groups % tp and tp % groups:
@@ -139,13 +140,13 @@ def _uneven(model: Decoder, tp: int) -> list[str]:
 
 def _gathered_heads(model: Decoder, tp: int) -> int:
     """Count all queries, keys and values: with more ranks than groups, every rank gathers them and takes its own."""
-    return _qkv(model) if tp > _gqa(model).query_groups else 0
+    return _qkv(model) if tp > gqa_keys(model).query_groups else 0
 
 
 def _matrices(model: Decoder) -> dict[str, Stack]:
     """Return Q, the gates, K and V, which lie group by group, and the output projection."""
-    groups, dim = _gqa(model).query_groups, model.head_dim
-    queries = (model.heads // groups * dim,) * (2 if _gqa(model).gate else 1)
+    groups, dim = gqa_keys(model).query_groups, model.head_dim
+    queries = (model.heads // groups * dim,) * (2 if gqa_keys(model).gate else 1)
     return {
         "linear_qkv.weight": Stack(model.hidden_size, (*queries, dim, dim), repeats=groups),
         "linear_proj.weight": Stack(model.heads * dim, (model.hidden_size,)),
@@ -163,7 +164,7 @@ VARIANT = AttentionVariant(
         products=lambda model, seq_len: (_product(model, seq_len), _product(model, seq_len)),
         keys_read_per_query=_keys_per_query,
         # A window keeps no more for further tokens.
-        cached=lambda model: 0 if _gqa(model).window else 2 * _key(model, 1),
+        cached=lambda model: 0 if gqa_keys(model).window else 2 * _key(model, 1),
         state_bytes=lambda model, tokens, tp, element_bytes: 2 * _key(model, tp) * _seen(model, tokens) * element_bytes,
         decode_reads=lambda model, tokens: 2 * _key(model, 1) * _seen(model, tokens),
         decode_flops=lambda model, tokens: 4 * model.heads * model.head_dim * _seen(model, tokens),
@@ -177,7 +178,7 @@ VARIANT = AttentionVariant(
     ),
     places=frozenset({"nothing", "embedding", "queries and keys", "scores"}),
     qk_norm=True,
-    plain_scores=lambda model: None if _gqa(model).own_kernel else (model.head_dim, model.head_dim),
+    plain_scores=lambda model: None if gqa_keys(model).own_kernel else (model.head_dim, model.head_dim),
     kernels="efficientbench.model.kernels.window_attention:KERNELS",
     matrices=_matrices,
     cache_choices=group_choices,

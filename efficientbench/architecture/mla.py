@@ -53,28 +53,29 @@ class MLAConfig(AttentionConfig):
         return self.qk_rope_head_dim
 
 
-def _mla(model: Decoder) -> MLAConfig:
+def mla_keys(model: Decoder) -> MLAConfig:
+    """Return the keys of a view whose layers are MLA."""
     assert isinstance(model.attention, MLAConfig)
     return model.attention
 
 
 def _cached(model: Decoder) -> int:
     """Count the latent and the key that all heads share."""
-    return _mla(model).kv_lora_rank + _mla(model).qk_rope_head_dim
+    return mla_keys(model).kv_lora_rank + mla_keys(model).qk_rope_head_dim
 
 
 def _down(model: Decoder) -> int:
     """Count the weights of the projections to the latents and to the shared key."""
-    return model.hidden_size * (_cached(model) + (_mla(model).q_lora_rank or 0))
+    return model.hidden_size * (_cached(model) + (mla_keys(model).q_lora_rank or 0))
 
 
 def _latent_norms(model: Decoder) -> int:
-    return _mla(model).kv_lora_rank + (_mla(model).q_lora_rank or 0) if model.norm_weights else 0
+    return mla_keys(model).kv_lora_rank + (mla_keys(model).q_lora_rank or 0) if model.norm_weights else 0
 
 
 def _projections(model: Decoder) -> int:
     """Count the weights of all projections: to latents, from latents to heads, and from heads to the output."""
-    mla = _mla(model)
+    mla = mla_keys(model)
     query = (mla.q_lora_rank or model.hidden_size) * mla.key_dim
     key_value = mla.kv_lora_rank * (mla.qk_nope_head_dim + mla.v_head_dim)
     return _down(model) + model.heads * (query + key_value + mla.v_head_dim * model.hidden_size)
@@ -86,24 +87,24 @@ def _saved(model: Decoder, tp: int) -> int:
     A head keeps rotated queries, keys, values and output as wide as keys, and the output in its own width. The CPU's
     kernel needs values and output that wide; others keep a little less.
     """
-    latents = _cached(model) + _mla(model).kv_lora_rank + 2 * (_mla(model).q_lora_rank or 0)
-    return latents + model.heads // tp * (4 * _mla(model).key_dim + _mla(model).v_head_dim)
+    latents = _cached(model) + mla_keys(model).kv_lora_rank + 2 * (mla_keys(model).q_lora_rank or 0)
+    return latents + model.heads // tp * (4 * mla_keys(model).key_dim + mla_keys(model).v_head_dim)
 
 
 def _recomputed(model: Decoder, tp: int) -> int:
     """Count the elements that the heads keep beside the projected queries, keys and values, and the output."""
-    mla = _mla(model)
+    mla = mla_keys(model)
     return model.heads // tp * (3 * mla.key_dim - mla.qk_nope_head_dim - mla.v_head_dim)
 
 
 def _products(model: Decoder, seq_len: int) -> tuple[int, int]:
     """Count forward FLOPs per token over the keys in sight: in the scores, and in their product with the values."""
-    return model.heads * _mla(model).key_dim * seq_len, model.heads * _mla(model).v_head_dim * seq_len
+    return model.heads * mla_keys(model).key_dim * seq_len, model.heads * mla_keys(model).v_head_dim * seq_len
 
 
 def _matrices(model: Decoder) -> dict[str, Stack]:
     """Return the projections; those to the latent and to the shared key are one weight, as are K's and V's heads."""
-    mla, hidden, heads = _mla(model), model.hidden_size, model.heads
+    mla, hidden, heads = mla_keys(model), model.hidden_size, model.heads
     query = {"linear_q_proj.weight": Stack(hidden, (heads * mla.key_dim,))}
     if mla.q_lora_rank is not None:
         query = {
@@ -133,19 +134,19 @@ VARIANT = AttentionVariant(
         state_bytes=lambda model, tokens, tp, element_bytes: _cached(model) * tokens * element_bytes,
         # All heads attend to the latents themselves: to latent and shared key for the scores, to the latent as value.
         # The projections that queries and outputs then pass are counted already: they are those of keys and values.
-        decode_flops=lambda model, tokens: 2 * model.heads * (_cached(model) + _mla(model).kv_lora_rank) * tokens,
+        decode_flops=lambda model, tokens: 2 * model.heads * (_cached(model) + mla_keys(model).kv_lora_rank) * tokens,
         saved=_saved,
         recomputed=_recomputed,
-        gathered=lambda model, tp: model.heads // tp * 2 * _mla(model).key_dim,
-        exchanged=lambda model, tp: model.heads // tp * (_mla(model).key_dim + _mla(model).v_head_dim),
-        column_inputs=lambda model: (_mla(model).q_lora_rank or model.hidden_size, _mla(model).kv_lora_rank),
+        gathered=lambda model, tp: model.heads // tp * 2 * mla_keys(model).key_dim,
+        exchanged=lambda model, tp: model.heads // tp * (mla_keys(model).key_dim + mla_keys(model).v_head_dim),
+        column_inputs=lambda model: (mla_keys(model).q_lora_rank or model.hidden_size, mla_keys(model).kv_lora_rank),
         replicated_parameters=lambda model: _down(model) + _latent_norms(model),
-        read_by_all_heads=lambda model: _mla(model).qk_rope_head_dim,
+        read_by_all_heads=lambda model: mla_keys(model).qk_rope_head_dim,
     ),
     # Without positions the shared key is one as others are, as in Kimi Linear (arXiv 2510.26692).
     places=frozenset({"nothing", "queries and keys"}),
     other_positions="position.kind: MLA has a part of its keys for RoPE and takes no other encoding, not {position!r}",
-    plain_scores=lambda model: (_mla(model).key_dim, _mla(model).v_head_dim),
+    plain_scores=lambda model: (mla_keys(model).key_dim, mla_keys(model).v_head_dim),
     matrices=_matrices,
     # Decoding multiplies its halves into queries and outputs.
     read_whole=("linear_kv_up_proj.weight",),

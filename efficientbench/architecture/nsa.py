@@ -83,7 +83,8 @@ class Keys:
         return self.compressed + self.selected + self.window
 
 
-def _nsa(model: Decoder) -> NSAConfig:
+def nsa_keys(model: Decoder) -> NSAConfig:
+    """Return the keys of a view whose layers are NSA."""
     assert isinstance(model.attention, NSAConfig)
     return model.attention
 
@@ -133,7 +134,7 @@ def kept_keys(nsa: NSAConfig, tokens: int) -> Keys:
 
 
 def _qkv(model: Decoder) -> int:
-    return (model.heads + 2 * BRANCHES * _nsa(model).query_groups) * model.head_dim
+    return (model.heads + 2 * BRANCHES * nsa_keys(model).query_groups) * model.head_dim
 
 
 def _projections(model: Decoder) -> int:
@@ -143,23 +144,23 @@ def _projections(model: Decoder) -> int:
 
 def _compression_weights(model: Decoder) -> int:
     """Count the weights of one φ: l · D → D → D."""
-    return (_nsa(model).compress_block + 1) * model.head_dim**2
+    return (nsa_keys(model).compress_block + 1) * model.head_dim**2
 
 
 def _compression_parameters(model: Decoder) -> int:
     """Count φ of keys and φ of values with their positions, which every tensor-parallel rank holds in full."""
-    return 2 * (_compression_weights(model) + _nsa(model).compress_block * model.head_dim)
+    return 2 * (_compression_weights(model) + nsa_keys(model).compress_block * model.head_dim)
 
 
 def _parameters(model: Decoder) -> int:
     """Count the parameters of a layer."""
-    bias = _qkv(model) if _nsa(model).qkv_bias else 0
+    bias = _qkv(model) if nsa_keys(model).qkv_bias else 0
     return _projections(model) + bias + _compression_parameters(model)
 
 
 def _compression_flops(model: Decoder, seq_len: int) -> int:
     """Count forward FLOPs per token in φ."""
-    nsa = _nsa(model)
+    nsa = nsa_keys(model)
     blocks = max(_compressed_keys(nsa, seq_len), 1)
     return 2 * blocks * nsa.query_groups * 2 * _compression_weights(model) // seq_len
 
@@ -169,13 +170,13 @@ def _score_flops_full_square(model: Decoder, seq_len: int) -> int:
 
     Every query then reads as many keys as the last one.
     """
-    keys = keys_of_last_query(_nsa(model), seq_len).total
+    keys = keys_of_last_query(nsa_keys(model), seq_len).total
     return 4 * model.heads * model.head_dim * keys + _compression_flops(model, seq_len)
 
 
 def _score_flops(model: Decoder, seq_len: int) -> int:
     """Count forward FLOPs per token in φ, scores and their product with the values, over the keys in sight."""
-    keys = keys_in_sight(_nsa(model), seq_len).total
+    keys = keys_in_sight(nsa_keys(model), seq_len).total
     return 4 * model.heads * model.head_dim * keys // seq_len + _compression_flops(model, seq_len)
 
 
@@ -185,7 +186,7 @@ def _cached(model: Decoder) -> int:
     The selected branch adds a key and a value for each token, the compressed branch one of each for d tokens. The
     window and the tokens of unfinished compressed blocks do not grow.
     """
-    nsa = _nsa(model)
+    nsa = nsa_keys(model)
     return 2 * nsa.query_groups * model.head_dim * (nsa.compress_stride + 1) // nsa.compress_stride
 
 
@@ -195,14 +196,14 @@ def _state_bytes(model: Decoder, tokens: int, tp: int, element_bytes: int) -> in
     Beside the branches' keys and values: a slot in two branches for discarded tokens, and the tokens that φ needs
     again. See model/attention/nsa_state.py.
     """
-    nsa = _nsa(model)
+    nsa = nsa_keys(model)
     keys = kept_keys(nsa, tokens).total + 2 + nsa.compress_block - 1
     return 2 * keys * nsa.query_groups // tp * model.head_dim * element_bytes
 
 
 def _decode_flops(model: Decoder, tokens: int) -> int:
     """Count FLOPs of a sequence's last token: over the keys that it reads, and in φ, which each token computes anew."""
-    nsa = _nsa(model)
+    nsa = nsa_keys(model)
     compression = 2 * nsa.query_groups * 2 * _compression_weights(model)
     return 4 * model.heads * model.head_dim * keys_of_last_query(nsa, tokens).total + compression
 
@@ -212,7 +213,7 @@ def _decode_reads(model: Decoder, tokens: int) -> int:
 
     In long sequences only the compressed keys grow with `tokens`. See model/attention/nsa_state.py.
     """
-    nsa = _nsa(model)
+    nsa = nsa_keys(model)
     keys = keys_of_last_query(nsa, tokens).total + nsa.compress_block - 1
     return 2 * keys * nsa.query_groups * model.head_dim
 
@@ -224,7 +225,7 @@ def _saved(model: Decoder, tp: int) -> int:
     for the third the input blocks of φ, which overlap, its inner activations and its result; indices of selected
     blocks.
     """
-    nsa, dim = _nsa(model), model.head_dim
+    nsa, dim = nsa_keys(model), model.head_dim
     compression = 2 * dim * (nsa.compress_block + 3) // nsa.compress_stride
     per_head = (2 + BRANCHES) * dim + BRANCHES
     per_group = 4 * dim + compression + 4 * nsa.select_count
@@ -233,7 +234,7 @@ def _saved(model: Decoder, tp: int) -> int:
 
 def _recomputed(model: Decoder, tp: int) -> int:
     """Count the elements of `saved` that selective recomputation computes again: branch outputs and block indices."""
-    nsa = _nsa(model)
+    nsa = nsa_keys(model)
     return model.heads // tp * BRANCHES * model.head_dim + nsa.query_groups // tp * 4 * nsa.select_count
 
 
@@ -245,11 +246,11 @@ def _over(model: Decoder, keys: int, seq_len: int) -> tuple[int, int]:
 
 def selected_score_flops(model: Decoder, seq_len: int) -> int:
     """Count forward FLOPs per token in the selected branch's scores."""
-    return _over(model, keys_read(_nsa(model), seq_len).selected, seq_len)[0]
+    return _over(model, keys_read(nsa_keys(model), seq_len).selected, seq_len)[0]
 
 
 def _uneven(model: Decoder, tp: int) -> list[str]:
-    groups = _nsa(model).query_groups
+    groups = nsa_keys(model).query_groups
     if groups % tp == 0:
         return []
     return [
@@ -260,7 +261,7 @@ def _uneven(model: Decoder, tp: int) -> list[str]:
 
 def _matrices(model: Decoder) -> dict[str, Stack]:
     """Return Q and each branch's K and V, which lie group by group, the gates, the output, and both networks φ."""
-    nsa, hidden, dim = _nsa(model), model.hidden_size, model.head_dim
+    nsa, hidden, dim = nsa_keys(model), model.hidden_size, model.head_dim
     heights = (model.heads // nsa.query_groups * dim, *[dim] * (2 * BRANCHES))
     return {
         "linear_qkv.weight": Stack(hidden, heights, repeats=nsa.query_groups),
@@ -273,13 +274,13 @@ def _matrices(model: Decoder) -> dict[str, Stack]:
 
 def _ratios(model: Decoder) -> tuple[float, ...]:
     """Return l / d, l' / l and n · l' / w."""
-    nsa = _nsa(model)
+    nsa = nsa_keys(model)
     selected = nsa.select_count * nsa.select_block
     return nsa.compress_block / nsa.compress_stride, nsa.select_block / nsa.compress_block, selected / nsa.window
 
 
 def _hidden_at(model: Decoder, seq_len: int) -> str | None:
-    nsa = _nsa(model)
+    nsa = nsa_keys(model)
     chosen = nsa.select_count * nsa.select_block
     if chosen < seq_len:
         return None
@@ -297,9 +298,9 @@ VARIANT = AttentionVariant(
         projection_flops=lambda model: 2 * _projections(model),
         score_flops=_score_flops_full_square,
         causal_score_flops=_score_flops,
-        products=lambda model, seq_len: _over(model, keys_in_sight(_nsa(model), seq_len).total, seq_len),
-        computed_products=lambda model, seq_len: _over(model, keys_read(_nsa(model), seq_len).total, seq_len),
-        keys_read_per_query=lambda model, seq_len: keys_read(_nsa(model), seq_len).total / seq_len,
+        products=lambda model, seq_len: _over(model, keys_in_sight(nsa_keys(model), seq_len).total, seq_len),
+        computed_products=lambda model, seq_len: _over(model, keys_read(nsa_keys(model), seq_len).total, seq_len),
+        keys_read_per_query=lambda model, seq_len: keys_read(nsa_keys(model), seq_len).total / seq_len,
         cached=_cached,
         state_bytes=_state_bytes,
         decode_reads=_decode_reads,

@@ -82,7 +82,8 @@ def evaluate(
         batch_tokens=batch_tokens,
     )
     model = SharedModel(kinds, step, tp, dp, quantization)
-    _score(Evaluation(model, names(tasks or "loss"), options), tasks is not None or lm_eval is None, lm_eval)
+    asked = Evaluation(model, run_folder, names(tasks or "loss"), options)
+    _score(asked, tasks is not None or lm_eval is None, lm_eval)
 
 
 def _score(asked: Evaluation, by_tasks: bool, lm_eval: str | None) -> None:

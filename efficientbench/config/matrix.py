@@ -215,8 +215,7 @@ def _over(ours: Matrix, matrix: Matrix) -> Matrix:
 @lru_cache(maxsize=1)
 def _hybrids() -> Matrix:
     """Return the matrix of hybrids.yaml as it is written, read only once like `_chat`."""
-    hybrids: Matrix = load_yaml(HYBRIDS, Matrix)
-    return hybrids
+    return load_yaml(HYBRIDS, Matrix)
 
 
 @lru_cache(maxsize=1)

@@ -80,8 +80,7 @@ def cann_version(home: Path) -> str | None:
 
 def npu_namespace() -> ModuleType:
     """Import torch_npu and return its `npu` namespace, which mirrors torch.cuda."""
-    namespace: ModuleType = importlib.import_module("torch_npu").npu
-    return namespace
+    return importlib.import_module("torch_npu").npu
 
 
 class NPU(Device):

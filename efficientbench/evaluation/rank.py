@@ -30,11 +30,6 @@ class Evaluation(Request):
     options: Options
 
     @property
-    def run_folder(self) -> Path:
-        """Return the folder of the run whose model is evaluated."""
-        return self.options.folder
-
-    @property
     def log(self) -> Path:
         """Return the folder of the ranks' logs."""
         return self.options.folder / FOLDER / "log"
@@ -47,7 +42,7 @@ class Evaluation(Request):
     def diagnose(self, error: Exception, log_file: Path) -> Failure:
         """Return the failure that an exception on a rank means."""
         if isinstance(error, EvaluationError):
-            return Failure("crash", f"{self.run_folder}: {error}")
+            return Failure("crash", f"{self.folder}: {error}")
         return super().diagnose(error, log_file)
 
 

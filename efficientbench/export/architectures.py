@@ -64,8 +64,7 @@ def exporter_of(view: ModelConfig, inside: str = "") -> Exporter:
     variant = view.attention_variant
     if variant.exporter is None:
         raise refusal(f"model.{inside}attention.kind={view.attention.kind}", variant.not_exported)
-    exporter: Exporter = imported(variant.exporter)
-    return exporter
+    return imported(variant.exporter)
 
 
 def architecture_of(model: ModelConfig, tokenizer_survives_qwen2: bool = True) -> Architecture:

@@ -131,8 +131,7 @@ def _layer(found: PretrainedConfig, family: Family, number: int) -> tuple[str, d
 def _dense_layers(found: PretrainedConfig, family: Family) -> Sequence[int]:
     """Return the numbers of the layers without experts in a model that has some."""
     if SIGMOIDS not in family.takes:
-        layers: Sequence[int] = getattr(found, "mlp_only_layers", ())
-        return layers
+        return getattr(found, "mlp_only_layers", ())
     if SOME_DENSE not in family.takes:
         return range(found.first_k_dense_replace or 0)
     types = found.mlp_layer_types

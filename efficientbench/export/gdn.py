@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from efficientbench.architecture.gdn import GDNConfig
 from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.recurrent import recurrent
 from efficientbench.export.architectures import Exporter
 from efficientbench.export.families import DELTA, Architecture
 
@@ -19,13 +19,8 @@ NAMES = {
 OUR_INPUT, OUR_CONVOLUTION = "self_attention.linear_in.weight", "self_attention.conv_weight"
 
 
-def _gdn(view: ModelConfig) -> GDNConfig:
-    assert isinstance(view.attention, GDNConfig)
-    return view.attention
-
-
 def _weights(view: ModelConfig) -> dict[str, tuple[int, ...]]:
-    gdn = _gdn(view)
+    gdn = recurrent(view)
     values = gdn.heads * gdn.value_dim
     return {
         OUR_INPUT: (gdn.convolved + values + 2 * gdn.heads, view.hidden_size),
@@ -44,7 +39,7 @@ def _converted(
         return {NAMES[part]: weight}
     if part not in (OUR_INPUT, OUR_CONVOLUTION):
         return {}
-    gdn = _gdn(view)
+    gdn = recurrent(view)
     repeats = gdn.heads // gdn.key_heads
     mixed = [gdn.key_dim, gdn.key_dim, repeats * gdn.value_dim]
     by_head = weight.unflatten(0, (gdn.key_heads, -1))
@@ -62,7 +57,7 @@ def joined(parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 EXPORTER = Exporter(
     parts=lambda view: {DELTA: "attention.kind=gdn"},
-    norms=lambda view: {"self_attention.out_norm": _gdn(view).value_dim},
+    norms=lambda view: {"self_attention.out_norm": recurrent(view).value_dim},
     weights=_weights,
     converted=_converted,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from efficientbench.architecture.gqa import GQAConfig
+from efficientbench.architecture.gqa import gqa_keys
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.export.architectures import Exporter
 from efficientbench.export.families import BIAS, EITHER, FAMILIES, GATES, SINKS, UNBIASED, WINDOW, Architecture
@@ -20,28 +20,23 @@ HEAD_NORMS = {
 """Norms on the heads' queries and keys: ours → transformers'."""
 
 
-def _gqa(model: ModelConfig) -> GQAConfig:
-    assert isinstance(model.attention, GQAConfig)
-    return model.attention
-
-
 def _parts(view: ModelConfig) -> dict[str, str]:
-    parts = {BIAS: "attention.qkv_bias=true"} if _gqa(view).qkv_bias else {UNBIASED: "attention.qkv_bias=false"}
+    parts = {BIAS: "attention.qkv_bias=true"} if gqa_keys(view).qkv_bias else {UNBIASED: "attention.qkv_bias=false"}
     further = view.attention.model_dump(exclude={"kind", "query_groups", "qkv_bias"})
     # A key without a name here is in no class.
     return parts | {NAMES.get(key, key): f"attention.{key}={value}" for key, value in further.items() if value}
 
 
 def _weights(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    queries = model.heads * (2 if _gqa(model).gate else 1)
+    queries = model.heads * (2 if gqa_keys(model).gate else 1)
     width = (queries + 2 * model.key_value_heads) * model.head_dim
     weights: dict[str, tuple[int, ...]] = {
         "self_attention.linear_qkv.weight": (width, model.hidden_size),
         OUR_OUTPUT: (model.hidden_size, model.heads * model.head_dim),
     }
-    if _gqa(model).qkv_bias:
+    if gqa_keys(model).qkv_bias:
         weights["self_attention.linear_qkv.bias"] = (width,)
-    if _gqa(model).sinks:
+    if gqa_keys(model).sinks:
         weights[OUR_SINKS] = (model.heads,)
     return weights
 
@@ -61,16 +56,16 @@ def _converted(
         return {HEAD_NORMS[part]: _rotated_first(weight, model, 0)}
     if part == OUR_OUTPUT:
         return {"self_attn.o_proj.weight": weight}
-    if _gqa(model).sinks and part == OUR_SINKS:
+    if gqa_keys(model).sinks and part == OUR_SINKS:
         return {"self_attn.sinks": weight}
     if not part.startswith("self_attention.linear_qkv."):
         return {}
     kind = part.rpartition(".")[2]
     groups = weight.unflatten(0, (model.key_value_heads, -1, model.head_dim))
     heads = model.heads // model.key_value_heads
-    query, gate, key, value = groups.split([heads, heads if _gqa(model).gate else 0, 1, 1], dim=1)
+    query, gate, key, value = groups.split([heads, heads if gqa_keys(model).gate else 0, 1, 1], dim=1)
     query, key = (_rotated_first(each, model, 2) for each in (query, key))
-    if _gqa(model).gate:
+    if gqa_keys(model).gate:
         # A head's gate lies behind its query.
         query = torch.cat([query, gate], dim=2)
     if architecture == "nanochat":

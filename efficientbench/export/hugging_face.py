@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from efficientbench.architecture.backbone import DTYPE_BYTES
 from efficientbench.basics.errors import ConfigError
 from efficientbench.basics.files import write_file
 from efficientbench.config.quantization import Quantization
@@ -72,9 +73,6 @@ def _essence(part: Any) -> Any:
             key: _essence(value) for key, value in part.items() if value not in (None, "") and key != "trim_offsets"
         }
     return [_essence(each) for each in part] if isinstance(part, list) else part
-
-
-BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 @dataclass(frozen=True)
@@ -146,7 +144,7 @@ def export(run: Path, folder: Path, step: int | None = None, quantization: Quant
         counted = count_parameters(model.config.model)
         shapes = model.config.model
         untied = counted.embedding if shapes.tied and is_untied(shapes, model.architecture) else 0
-        needed_bytes = BYTES_PER_WEIGHT[model.config.training.dtype] * (counted.total + untied)
+        needed_bytes = DTYPE_BYTES[model.config.training.dtype] * (counted.total + untied)
         with claimed(target, needed_bytes) as partial:
             warnings += write_model(model, partial)
             job, at = trained.job, weights.manifest.step

@@ -180,7 +180,7 @@ def _write_run(
     with warnings.catch_warnings():
         # Megatron warns of missing libraries that it does not need.
         warnings.simplefilter("ignore")
-        from efficientbench.training.checkpoints.alone import write_weights
+        from efficientbench.training.checkpoints.save import write_weights
 
         write_weights(folder, manifest, weights, host.backend)
     tokenizer.save(OutputFolder(folder).tokenizer)

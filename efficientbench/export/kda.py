@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from efficientbench.architecture.kda import KDAConfig
 from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.recurrent import recurrent
 from efficientbench.export.architectures import Exporter
 from efficientbench.export.families import KDA, Architecture
 from efficientbench.export.gdn import OUR_CONVOLUTION, OUR_INPUT
@@ -21,20 +21,15 @@ NAMES = {
 OUR_LOW, OUR_DECAYS = "self_attention.linear_low.weight", "self_attention.A_log"
 
 
-def _kda(view: ModelConfig) -> KDAConfig:
-    assert isinstance(view.attention, KDAConfig)
-    return view.attention
-
-
 def _parts(view: ModelConfig) -> dict[str, str]:
-    parts, kda = {KDA: "attention.kind=kda"}, _kda(view)
+    parts, kda = {KDA: "attention.kind=kda"}, recurrent(view)
     if kda.value_dim != kda.key_dim:
         parts[f"{KDA} with values not as wide as keys"] = f"attention.value_dim={kda.value_dim}"
     return parts
 
 
 def _weights(view: ModelConfig) -> dict[str, tuple[int, ...]]:
-    kda, hidden = _kda(view), view.hidden_size
+    kda, hidden = recurrent(view), view.hidden_size
     return {
         OUR_INPUT: (kda.convolved + kda.heads, hidden),
         OUR_LOW: (2 * kda.key_dim, hidden),
@@ -60,7 +55,7 @@ def _converted(
         return {"self_attn.f_a_proj.weight": decays, "self_attn.g_a_proj.weight": gates}
     if part not in (OUR_INPUT, OUR_CONVOLUTION):
         return {}
-    kda = _kda(view)
+    kda = recurrent(view)
     widths = [kda.key_dim, kda.key_dim, kda.value_dim]
     by_head = weight.unflatten(0, (kda.heads, -1))
     if part == OUR_CONVOLUTION:
@@ -72,7 +67,7 @@ def _converted(
 
 EXPORTER = Exporter(
     parts=_parts,
-    norms=lambda view: {"self_attention.out_norm": _kda(view).value_dim},
+    norms=lambda view: {"self_attention.out_norm": recurrent(view).value_dim},
     weights=_weights,
     converted=_converted,
 )

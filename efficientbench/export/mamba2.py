@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from efficientbench.architecture.mamba2 import Mamba2Config
 from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.recurrent import recurrent
 from efficientbench.export.architectures import Exporter
 from efficientbench.export.families import MAMBA, Architecture
 from efficientbench.export.gdn import OUR_CONVOLUTION, OUR_INPUT, joined
@@ -21,13 +21,8 @@ NAMES = {
 OUR_BIAS = "self_attention.conv_bias"
 
 
-def _mamba(view: ModelConfig) -> Mamba2Config:
-    assert isinstance(view.attention, Mamba2Config)
-    return view.attention
-
-
 def _parts(view: ModelConfig) -> dict[str, str]:
-    parts, inner_size = {MAMBA: "attention.kind=mamba2"}, _mamba(view).inner_size
+    parts, inner_size = {MAMBA: "attention.kind=mamba2"}, recurrent(view).outputs
     # Bamba's key for it is the factor.
     if inner_size % view.hidden_size:
         parts["Mamba-2 with values as wide as no multiple of the hidden size"] = f"attention.inner_size={inner_size}"
@@ -35,7 +30,7 @@ def _parts(view: ModelConfig) -> dict[str, str]:
 
 
 def _weights(view: ModelConfig) -> dict[str, tuple[int, ...]]:
-    mamba = _mamba(view)
+    mamba = recurrent(view)
     return {
         OUR_INPUT: (mamba.convolved + mamba.outputs + mamba.heads, view.hidden_size),
         OUR_CONVOLUTION: (mamba.convolved, mamba.convolution),
@@ -55,7 +50,7 @@ def _converted(
         return {NAMES[part]: weight}
     if part not in (OUR_INPUT, OUR_CONVOLUTION, OUR_BIAS):
         return {}
-    mamba = _mamba(view)
+    mamba = recurrent(view)
     repeats = mamba.heads // mamba.key_heads
     mixed = [mamba.key_dim, mamba.key_dim, repeats * mamba.value_dim]
     by_head = weight.unflatten(0, (mamba.key_heads, -1))
@@ -69,7 +64,7 @@ def _converted(
 
 EXPORTER = Exporter(
     parts=_parts,
-    norms=lambda view: {"self_attention.out_norm": _mamba(view).outputs},
+    norms=lambda view: {"self_attention.out_norm": recurrent(view).outputs},
     weights=_weights,
     converted=_converted,
 )

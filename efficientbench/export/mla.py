@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from efficientbench.architecture.mla import MLAConfig
+from efficientbench.architecture.mla import mla_keys
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.export.architectures import Exporter
 from efficientbench.export.families import LATENT, LATENT_EPSILON, LATENT_ROPE, Architecture
@@ -25,13 +25,8 @@ ROTATED_QUERIES = {
 """Query projections, whose rotated rows are reordered: ours → transformers'."""
 
 
-def _mla(model: ModelConfig) -> MLAConfig:
-    assert isinstance(model.attention, MLAConfig)
-    return model.attention
-
-
 def _weights(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    mla, hidden = _mla(model), model.hidden_size
+    mla, hidden = mla_keys(model), model.hidden_size
     queries, key_values = model.heads * mla.key_dim, model.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
     shapes: dict[str, tuple[int, ...]] = {
         "linear_kv_down_proj": (mla.kv_lora_rank + mla.qk_rope_head_dim, hidden),
@@ -46,7 +41,7 @@ def _weights(model: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _norms(model: ModelConfig) -> dict[str, int]:
-    mla = _mla(model)
+    mla = mla_keys(model)
     widths = {"self_attention.kv_layernorm.weight": mla.kv_lora_rank}
     return widths | ({"self_attention.q_layernorm.weight": mla.q_lora_rank} if mla.q_lora_rank else {})
 
@@ -68,7 +63,7 @@ def _pairs_side_by_side(heads: torch.Tensor, model: ModelConfig) -> torch.Tensor
     """Reorder the last rows of [heads, rows, …], which RoPE rotates: pairs half a block apart become adjacent."""
     if model.position.rope_base is None:
         return heads
-    rotated = _mla(model).qk_rope_head_dim
+    rotated = mla_keys(model).qk_rope_head_dim
     halves = heads[:, -rotated:].unflatten(1, (2, rotated // 2))
     return torch.cat([heads[:, :-rotated], halves.transpose(1, 2).flatten(1, 2)], dim=1)
 

@@ -133,8 +133,7 @@ class Tensors(Mapping[str, torch.Tensor]):
         return DTYPES[self.dtypes[first]]
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = self._files[name].get_tensor(name)
-        return tensor
+        return self._files[name].get_tensor(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)

@@ -17,7 +17,7 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 
 from efficientbench.basics.errors import CheckpointError
 from efficientbench.running.failures import ran_out_of_memory
-from efficientbench.training.checkpoints.enum_members import only_members_of
+from efficientbench.training.checkpoints.read import only_members_of
 
 ALLOWED = [ZeroStageEnum, LossScaler, (only_members_of(ZeroStageEnum), "builtins.getattr")]
 """The types that the files may name besides tensors, numbers and texts."""

@@ -103,8 +103,7 @@ def find_method(name: str) -> Method:
         return METHODS[name]
     place = plugins.place_of(check_method(name), ENTRY_POINTS)
     assert place is not None
-    found: Method = plugins.load(f"method {name}", place, lambda it: isinstance(it, Method), "Method")
-    return found
+    return plugins.load(f"method {name}", place, lambda it: isinstance(it, Method), "Method")
 
 
 def check_method(name: str) -> str:

@@ -11,7 +11,7 @@ from efficientbench.basics.errors import ConfigError, GenerationError, LackOfMem
 from efficientbench.basics.foreign import read_text
 from efficientbench.devices.registry import find_device
 from efficientbench.generation.generate import Emitted, check_lengths, generate
-from efficientbench.generation.memory import Case, lack_of_memory, usable_bytes
+from efficientbench.generation.memory import Case, batch_that_fits, usable_bytes
 from efficientbench.generation.on_ranks import Generation
 from efficientbench.generation.open_run import Opened, opened
 from efficientbench.generation.text_stream import TextStream
@@ -101,7 +101,8 @@ def print_texts(run: Opened, request: Generation, write: Write, stops: Callable[
             raise
         case = Case(max(map(len, prompts)), min(request.batch, len(prompts)), request.max_new_tokens)
         usable = usable_bytes(find_device(run.config.device, trains=False), request.model.tp)
-        raise LackOfMemoryError(lack_of_memory(run.config, case, usable, run.form)) from error
+        hint = batch_that_fits(run.config, case, usable, run.form)
+        raise LackOfMemoryError(f"out of memory with {case.batch} prompts at once: {hint}") from error
     return False
 
 

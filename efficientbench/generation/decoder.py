@@ -114,11 +114,9 @@ def compiled_step(model: GPT) -> Forward:
     torch.compiler.reset()
 
     def step(tokens: torch.Tensor, only: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = model(tokens, only=only)
-        return logits
+        return model(tokens, only=only)
 
-    compiled: Forward = torch.compile(step, fullgraph=True, dynamic=False)
-    return compiled
+    return torch.compile(step, fullgraph=True, dynamic=False)
 
 
 def whole_logits(model: GPT, logits: torch.Tensor) -> torch.Tensor:

@@ -58,8 +58,3 @@ def batch_that_fits(config: RunConfig, case: Case, usable: int, form: Form | Non
     # A device that ran out of memory holds less than the formulas say: never suggest the batch that failed.
     most = min(most, case.batch - 1)
     return f"--batch {most} would fit" if most > 0 else "not even one sequence fits"
-
-
-def lack_of_memory(config: RunConfig, case: Case, usable: int, form: Form | None) -> str:
-    """Return the message for a batch that ran out of `usable` bytes."""
-    return f"out of memory with {case.batch} prompts at once: {batch_that_fits(config, case, usable, form)}"

@@ -83,11 +83,8 @@ class Request(ABC):
     """The module of the ranks' work, see `run_ranks`."""
 
     model: SharedModel
-
-    @property
-    @abstractmethod
-    def run_folder(self) -> Path:
-        """Return the folder of the run whose model the ranks share."""
+    folder: Path
+    """The folder of the run whose model the ranks share."""
 
     @property
     @abstractmethod
@@ -108,7 +105,7 @@ class Request(ABC):
             LaunchError: a rank cannot be started.
         """
         model = self.model
-        run = TrainedRun.read(self.run_folder)
+        run = TrainedRun.read(self.folder)
         config = run.job.config
         device = find_device(config.device, trains=False)
         check_shared(config, model.parallel, device.count(), device.memory_capacity_bytes() is None)
@@ -127,12 +124,12 @@ class Request(ABC):
     def diagnose(self, error: Exception, log_file: Path) -> Failure:
         """Return the failure that an exception on a rank means. `log_file` holds its traceback."""
         if isinstance(error, GenerationError):
-            return Failure("non_finite", f"{self.run_folder}: {error}")
+            return Failure("non_finite", f"{self.folder}: {error}")
         if isinstance(error, LackOfMemoryError):
             return Failure("out_of_memory", str(error))
         if ran_out_of_memory(error):
             return Failure("out_of_memory", f"out of memory for the weights: a --tp above {self.model.tp} may fit")
-        return diagnose(error, TrainedRun.read(self.run_folder).job, log_file)
+        return diagnose(error, TrainedRun.read(self.folder).job, log_file)
 
 
 @dataclass(frozen=True)
@@ -141,17 +138,10 @@ class Generation(Request):
 
     work = "efficientbench.generation.rank"
 
-    folder: Path
-    """The run's folder."""
     texts: tuple[str, ...]
     sampling: Sampling
     max_new_tokens: int
     batch: int
-
-    @property
-    def run_folder(self) -> Path:
-        """Return the folder of the run whose model generates."""
-        return self.folder
 
     @property
     def log(self) -> Path:

@@ -36,10 +36,10 @@ from efficientbench.model.cache import Cache
 from efficientbench.model.documents import Documents
 from efficientbench.model.engine_config import transformer_config
 from efficientbench.model.initial_weights import global_tensors, initialize, set_weights
-from efficientbench.model.kernels import few_tokens
 from efficientbench.model.kernels.causal_attention import KERNELS, AttentionKernel, causal_attention
 from efficientbench.model.kernels.choose_attention import AttentionShape, choose
 from efficientbench.model.kernels.cross_entropy import linear_cross_entropy
+from efficientbench.model.kernels.product import few_tokens
 from efficientbench.model.kernels.quantized import share_quantized
 from efficientbench.model.layers import Layer, RMSNorm, feed_forward_spec
 from efficientbench.model.position import Position, build_position
@@ -132,8 +132,7 @@ class GPT(GPTModel):
             hidden = copy_to_tensor_model_parallel_region(hidden, group=self.tp_group)
         looked_up = self.share_embeddings_and_output_weights and self.pre_process
         table = self.shared_embedding_or_output_weight() if looked_up else None
-        output: torch.Tensor = self.output_layer(partial(self._output, hidden, labels, loss_mask, looked_up), table)
-        return output
+        return self.output_layer(partial(self._output, hidden, labels, loss_mask, looked_up), table)
 
     def _output(
         self,
@@ -148,7 +147,7 @@ class GPT(GPTModel):
         vocabulary = min(max(self.unpadded_vocab_size - first_token, 0), table.shape[0])
         softcap = self.logit_softcap
         if labels is None or loss_mask is None:
-            logits = few_tokens.linear(hidden, table[:vocabulary]).transpose(0, 1)
+            logits = few_tokens(hidden, table[:vocabulary]).transpose(0, 1)
             return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
         def loss(rows: slice) -> torch.Tensor:
@@ -173,16 +172,7 @@ class GPT(GPTModel):
         """The ranks that share the experts and so run every forward pass together; None without expert parallelism."""
         if self.config.expert_model_parallel_size == 1:
             return None
-        group: ProcessGroup = parallel_state.get_expert_model_parallel_group()
-        return group
-
-    def take_routing(self) -> torch.Tensor | None:
-        """Return the routers' counts since the last call: see `model.moe.take_routing`."""
-        return moe.take_routing(self)
-
-    def balance(self, counts: torch.Tensor, choices: int) -> None:
-        """Give the routers the loads of a step: see `model.moe.balance`."""
-        moe.balance(self, counts, choices)
+        return parallel_state.get_expert_model_parallel_group()
 
     def _embed(self, tokens: torch.Tensor, documents: Documents | None = None) -> torch.Tensor:
         """Embed tokens [B, S] → [S, B, H]; with sequence parallelism this rank's part of the sequence."""
@@ -210,13 +200,13 @@ def build_stages(config: RunConfig, device: torch.device) -> list[GPT]:
     """
     # First, because it is a collective of all ranks. The first and the last stage wait for each other while they are
     # built, and ranks reach them at different points of their order.
-    attention_kernels = _attention_kernels(config, device)
+    kernels = {name: _attention_kernel(config.with_view(view), device) for name, view in config.model.views.items()}
     virtual_stages = range(config.parallel.vpp) if config.parallel.vpp > 1 else [None]
     draws = config.training.draw_weights_on == "device" and device_called(device.type).draws_weights
     stages = []
     for vp_stage in virtual_stages:
         with device:
-            stages.append(_construct(config, vp_stage, attention_kernels))
+            stages.append(_construct(config, vp_stage, kernels))
         initialize(stages[-1], config.model, config.training.seed, device if draws else torch.device("cpu"))
     return stages
 
@@ -250,11 +240,6 @@ def same_model(model: GPT, config: RunConfig, device: torch.device) -> GPT:
     for name, mine in global_tensors(another).items():
         mine.data = of_model[name].data.to(device)
     return another.eval()
-
-
-def _attention_kernels(config: RunConfig, device: torch.device) -> dict[str, AttentionKernel]:
-    """Return the kernel of causal attention by the kind of layer."""
-    return {name: _attention_kernel(config.with_view(view), device) for name, view in config.model.views.items()}
 
 
 def _attention_kernel(config: RunConfig, device: torch.device) -> AttentionKernel:

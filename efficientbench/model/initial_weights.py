@@ -35,11 +35,7 @@ def initialize(model: GPTModel, config: ModelConfig, seed: int, device: torch.de
 
     Output projections and learned positions have a smaller deviation; some parameters carry a law of their own.
 
-    Args:
-        model: the stage.
-        config: the model's shapes.
-        seed: the run's seed.
-        device: where weights are drawn: the stage's own device, or the CPU.
+    `device`: where weights are drawn: the stage's own device, or the CPU.
     """
     for name, parameter in global_parameters(model).items():
         with torch.no_grad():
@@ -65,10 +61,7 @@ def initialize(model: GPTModel, config: ModelConfig, seed: int, device: torch.de
 def set_weights(model: GPTModel, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> None:
     """Fill every parameter and buffer of this stage from full tensors, as a checkpoint of any layout has them.
 
-    Args:
-        model: the stage.
-        config: the model's shapes.
-        weights: full weights by global name, a separate name for each expert.
+    `weights`: by global name, a separate name for each expert.
 
     Raises:
         ConfigError: a weight is missing or has another shape.

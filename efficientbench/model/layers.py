@@ -153,8 +153,7 @@ class Layer(TransformerLayer):
         """
         trains = self.training or torch.is_grad_enabled()
         if trains and not self.config.fuse:
-            output: tuple[torch.Tensor, None] = super().forward(hidden_states, attention_mask, **others)
-            return output
+            return super().forward(hidden_states, attention_mask, **others)
         documents = others.get("packed_seq_params")
         normed = self.input_layernorm(hidden_states)
         attended = self.self_attention(normed, attention_mask=None, packed_seq_params=documents)

@@ -21,7 +21,8 @@ from torch.distributed.distributed_c10d import _CoalescingManager
 
 from efficientbench.devices.cpu import CPU
 from efficientbench.model import token_dispatch
-from efficientbench.model.kernels import few_tokens, product
+from efficientbench.model.kernels import product
+from efficientbench.model.kernels.product import few_tokens
 from efficientbench.model.kernels.quantized import QuantizedWeight
 from efficientbench.model.kernels.weight_gradient import add_product
 
@@ -69,8 +70,7 @@ def _reduce_scatter_parts(
 ) -> torch.Tensor:
     # Before torch 2.8, gloo cannot reduce-scatter unequal parts, which experts split over tensor-parallel ranks need.
     if input_split_sizes is None or group.size() == 1 or dist.get_backend(group) != CPU.backend:
-        scattered: torch.Tensor = _reduce_scatter(input_, group, input_split_sizes, use_global_buffer)
-        return scattered
+        return _reduce_scatter(input_, group, input_split_sizes, use_global_buffer)
     return _reduce(input_.clone(memory_format=torch.contiguous_format), group).split(input_split_sizes)[group.rank()]
 
 
@@ -205,7 +205,7 @@ def _product(differentiable: Callable[..., torch.Tensor]) -> Callable[..., torch
             return differentiable(
                 layer, input=input, weight=weight, bias=bias, sequence_parallel=sequence_parallel, **others
             )
-        return few_tokens.linear(input, weight, bias)
+        return few_tokens(input, weight, bias)
 
     return product
 

@@ -101,8 +101,7 @@ class Router(TopKRouter):
             with_padding_mask: whether tokens are masked, which no caller does.
         """
         if self.shares is None:
-            attached: torch.Tensor = super()._apply_aux_loss(probs, scores_for_aux_loss, routing_map, with_padding_mask)
-            return attached
+            return super()._apply_aux_loss(probs, scores_for_aux_loss, routing_map, with_padding_mask)
         factor = self.get_aux_loss_coeff("aux_loss")
         # This rank's part of the mean over the tokens of the micro-batch, which tp and cp ranks share.
         tokens = len(scores_for_aux_loss) * self.tp_cp_group.size()
@@ -114,8 +113,7 @@ class Router(TopKRouter):
     ) -> torch.Tensor:
         """Add the auxiliary loss's gradient to that of `activation`; sum the loss here, not in Megatron's global."""
         self.counted[0] += aux_loss.detach() / aux_loss_coeff
-        attached: torch.Tensor = MoEAuxLossAutoScaler.apply(activation, aux_loss)
-        return attached
+        return MoEAuxLossAutoScaler.apply(activation, aux_loss)
 
 
 def routers(model: GPTModel) -> list[Router]:
@@ -188,12 +186,10 @@ class GroupedLinear(torch.nn.Module):
     def forward(self, x: torch.Tensor, groups: RowGroups) -> torch.Tensor:
         """Multiply x [N, inputs], grouped by expert → [N, outputs]."""
         if isinstance(self.weight, QuantizedExperts):
-            quantized: torch.Tensor = self.weight(x, groups)
-            return quantized
+            return self.weight(x, groups)
         if not torch.is_grad_enabled():
             return grouped_mm(x, self.weight.transpose(1, 2), groups)
-        out: torch.Tensor = GroupedLinearFunction.apply(x, self.weight, groups)
-        return out
+        return GroupedLinearFunction.apply(x, self.weight, groups)
 
 
 class Experts(MegatronModule):

@@ -263,8 +263,7 @@ def slopes(heads: int) -> list[float]:
 
 def build_position(model: ModelConfig, config: EngineConfig, first_stage: bool) -> Position:
     """Build the positional encoding of one pipeline stage that the configuration names."""
-    position: Position = imported(model.position_variant.layer)(model, config, first_stage)
-    return position
+    return imported(model.position_variant.layer)(model, config, first_stage)
 
 
 def position_table(rows: int, columns: int, config: TransformerConfig) -> torch.nn.Parameter:

@@ -53,8 +53,7 @@ class _Key:
         return ".".join(part for part in ("model", self.section, self.name) if part)
 
     def of(self, model: ModelConfig) -> int:
-        value: int = getattr(getattr(model, self.section) if self.section else model, self.name)
-        return value
+        return getattr(getattr(model, self.section) if self.section else model, self.name)
 
     def changed(self, model: ModelConfig, value: int) -> ModelConfig:
         changed: dict[str, object] = {self.name: value}

@@ -90,8 +90,7 @@ class Task(ABC):
     def stop_grace_s(self) -> float:
         """Seconds that the run's ranks have to save after a signal."""
         assert self.config is not None, "a refused run does not start"
-        grace_s: float = self.config.faults.stop_grace_s
-        return grace_s
+        return self.config.faults.stop_grace_s
 
     @abstractmethod
     def planned(self) -> PlannedFigures | None:

@@ -119,11 +119,6 @@ def _store(rank: int, size: int, timeout: datetime.timedelta) -> dist.Store:
         return meet(is_master=True, master_listen_fd=listener.detach(), use_libuv=libuv)
 
 
-def barrier() -> None:
-    """Wait for all ranks."""
-    dist.barrier()
-
-
 def meet_on_host(name: str) -> None:
     """Wait for all ranks through the store, because devices spin while a collective waits; each `name` works once."""
     store = dist.distributed_c10d._get_default_store()
@@ -153,9 +148,7 @@ def sum_over_ranks(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     gathered, and the host sums the values in the order of ranks.
     """
     bits = values.contiguous().view(torch.int32).flatten().to(device)
-    gathered = bits.new_empty(dist.get_world_size() * bits.numel())
-    dist.all_gather_into_tensor(gathered, bits)
-    return gathered.cpu().view(torch.float64).view(-1, *values.shape).sum(dim=0)
+    return gather_rows(bits).cpu().view(torch.float64).view(-1, *values.shape).sum(dim=0)
 
 
 def replica() -> tuple[int, int]:

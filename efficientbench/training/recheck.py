@@ -25,6 +25,7 @@ from efficientbench.devices.registry import device_called
 from efficientbench.metrics.monitoring.exchange import gather
 from efficientbench.metrics.records.record_parts import Mismatch
 from efficientbench.model.initial_weights import global_name, global_parameters
+from efficientbench.model.moe import take_routing
 
 BLOCK = 2**22
 """Values of a digest that are widened to 64 bits at once."""
@@ -59,7 +60,10 @@ class _Notes:
     """The digests of one computation, with their places."""
 
     def __init__(self, stages: Sequence[DistributedDataParallel]) -> None:
-        self.stages = dict(zip(_stage_numbers(len(stages)), stages, strict=True))
+        size = parallel_state.get_pipeline_model_parallel_world_size()
+        rank = parallel_state.get_pipeline_model_parallel_rank()
+        # By their numbers among all stages of the model.
+        self.stages = {rank + virtual * size: stage for virtual, stage in enumerate(stages)}
         self.places: list[Place] = []
         self.digests: list[torch.Tensor] = []
 
@@ -181,18 +185,9 @@ def _traceless(stages: Sequence[DistributedDataParallel]) -> Iterator[None]:
         yield
     for stage, (no_sync, finalize) in zip(stages, sending, strict=True):
         stage.config.no_sync_func, stage.config.finalize_model_grads_func = no_sync, finalize
-        stage.module.take_routing()
+        take_routing(stage.module)
     for buffer, before in buffers:
         buffer.copy_(before)
-
-
-def _stage_numbers(own: int) -> list[int]:
-    """Return the numbers of this rank's `own` stages among all stages of the model."""
-    size, rank = (
-        parallel_state.get_pipeline_model_parallel_world_size(),
-        parallel_state.get_pipeline_model_parallel_rank(),
-    )
-    return [rank + virtual * size for virtual in range(own)]
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:

@@ -16,6 +16,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from efficientbench.basics.errors import NonFiniteError
 from efficientbench.config.schema import RunConfig
+from efficientbench.model.moe import balance, take_routing
 from efficientbench.training import groups
 from efficientbench.training.checkpoints.manager import Checkpoints
 from efficientbench.training.data.batch import Batch
@@ -229,8 +230,8 @@ class Trainer:
     def _row(self, sums: torch.Tensor, norm: torch.Tensor | None, wishes: tuple[bool, ...]) -> torch.Tensor:
         """Return this rank's row of numbers at the end of a step, in the layout of `Rows`."""
         checks = self.finite.row(sums[:, 0].sum(), norm)
-        routed = [stage.module.take_routing() for stage in self.stages]
-        counts = [] if routed[0] is None else [torch.stack(routed).sum(dim=0).flatten()]
+        routed = [each for stage in self.stages if (each := take_routing(stage.module)) is not None]
+        counts = [torch.stack(routed).sum(dim=0).flatten()] if routed else []
         told = [torch.full_like(checks[:1], float(wish)) for wish in wishes]
         return torch.cat([checks, *told, sums.flatten(), *counts])
 
@@ -348,7 +349,7 @@ class Trainer:
             return
         counts = routed.long().sum(dim=0).view(-1, 1 + moe.experts)[:, 1:]
         for stage in self.stages:
-            stage.module.balance(counts, self.tokens_per_step * moe.top_k)
+            balance(stage.module, counts, self.tokens_per_step * moe.top_k)
 
     def _emit(self, event: Event) -> None:
         for listener in self.listeners:

@@ -34,8 +34,9 @@ def build_monitor(
         waits: this rank's waits for other ranks; None: they are not measured.
         steps_before: steps that earlier attempts of the run have trained.
     """
+    import torch.distributed as dist
+
     from efficientbench.metrics.monitoring.exchange import gather
-    from efficientbench.training import groups
 
     # By host and not by node: two nodes of a run may share a host, whose power must be counted once.
     places = gather((host_uuid(), os.getpid(), os.getppid()), tuple[str, int, int])
@@ -58,7 +59,7 @@ def build_monitor(
     return EfficiencyMonitor(
         sensors,
         device.synchronize,
-        groups.barrier,
+        dist.barrier,
         warmup_steps=job.budget.warmup_steps,
         meters=measurement.meters or () if reads_meters else (),
         sample_interval_s=measurement.sample_interval_s,

@@ -21,7 +21,7 @@ from efficientbench.training.checkpoints.shards import sharded_parameters
 from efficientbench.training.data.batches import Batches
 from efficientbench.training.data.sample_index import Vocabulary
 from efficientbench.training.events import Listener
-from efficientbench.training.reinforcement.batches import RolloutBatches
+from efficientbench.training.reinforcement.advantages import RolloutBatches
 from efficientbench.training.time_limit import TimeLimit
 from efficientbench.training.trainer import Trainer
 from efficientbench.training.update.optimizer import build_optimizer, wrap_data_parallel

@@ -99,15 +99,16 @@ def _tasks(job: CalibrationJob, rank: Rank, device: Device, place: torch.device)
 
 def _step_times(job: CalibrationJob, rank: Rank, device: Device, place: torch.device) -> list[float]:
     """Return the times of this rank's steps of the run on random tokens, in seconds, after two that are not counted."""
+    import torch.distributed as dist
+
     from efficientbench.metrics.monitoring.exchange import gather
-    from efficientbench.training import groups
     from efficientbench.worker.trial import random_trainer
 
     trainer = random_trainer(job, MOST_STEPS + 2, place)
     times: list[float] = []
     wanted = FEWEST_STEPS + 2
     while len(times) < wanted:
-        groups.barrier()
+        dist.barrier()
         begin_s = time.perf_counter()
         trainer.train_step(len(times) + 1, rank.stop_requested)
         device.synchronize()

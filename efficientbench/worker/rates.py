@@ -101,7 +101,7 @@ def _seconds(task: Task, device: Device, count: int) -> float | None:
     if do is not None:
         do()
         device.synchronize()
-    groups.barrier()
+    dist.barrier()
     if do is None:
         return None
     clock = time.process_time if task.ranks_per_core > 1 else time.perf_counter

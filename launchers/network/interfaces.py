@@ -115,8 +115,7 @@ def _address_towards(cluster: Cluster) -> str | None:
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((cluster.master_address, cluster.master_port))
-            address: str = probe.getsockname()[0]
-            return address
+            return probe.getsockname()[0]
     except OSError:
         return None
 

@@ -39,5 +39,4 @@ def read_evaluation(path: Path) -> dict[str, Any]:
         raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None
     except ValueError as error:
         raise MetricsError(f"{path}: cannot be read ({error})") from None
-    read: dict[str, Any] = plain_texts(content)
-    return read
+    return plain_texts(content)

@@ -162,8 +162,7 @@ class Measured:
     @property
     def supervised_tokens(self) -> int:
         """Return the number of tokens of the measured steps whose loss was trained on."""
-        found: int = self.learned("supervised_tokens", "the training loop did not say which tokens it learns")
-        return found
+        return self.learned("supervised_tokens", "the training loop did not say which tokens it learns")
 
     def of_model(self, name: str) -> Any:
         """Return a field of `facts` that the model's formulas give."""

@@ -263,8 +263,7 @@ def _rows(part: str) -> list[dict[str, Any]]:
 
 @lru_cache(maxsize=1)
 def _table() -> dict[str, list[dict[str, Any]]]:
-    loaded: dict[str, list[dict[str, Any]]] = parse_own_yaml(TABLE.read_text())
-    return loaded
+    return parse_own_yaml(TABLE.read_text())
 
 
 @lru_cache(maxsize=1)

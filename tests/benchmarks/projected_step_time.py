@@ -180,12 +180,12 @@ def slowed(figures: dict[str, Figure], ranks: Ranks, laid: Laid, calibrated: Cal
 
 def train(config: RunConfig, prefix: Path, steps: int) -> list[float]:
     """Return the time of each step on this rank, in s, after two that are not counted."""
-    from efficientbench.training import groups
+    import torch.distributed as dist
 
     times: list[float] = []
     with tiny_training(config, prefix, steps=1000) as trainer:
         for step in range(1, steps + 3):
-            groups.barrier()
+            dist.barrier()
             times.append(seconds(partial(trainer.train_step, step)))
     return times[2:]
 

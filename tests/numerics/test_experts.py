@@ -12,7 +12,7 @@ from support.releases import TRANSFORMERS_5
 from support.training_steps import our_trainer, random_tokens
 
 from efficientbench.config.schema import RunConfig
-from efficientbench.model.moe import routers
+from efficientbench.model.moe import routers, take_routing
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 
@@ -61,7 +61,7 @@ def test_logits_loss_and_gradients_equal_those_of_transformers(name: str) -> Non
     ours = gradients_beside(model, config, lambda tokens: oracle(tokens).logits)
     buffers = {key: tensor for key, tensor in weights.items() if key not in ours}
     assert_gradients_equal(renamed(ours | buffers, config.model), oracle)
-    counted = model.take_routing()
+    counted = take_routing(model)
     assert counted is not None
     with_experts = torch.zeros(config.model.layers)
     with_experts[list(config.model.expert_layers)] = 1
@@ -118,7 +118,7 @@ def test_the_loss_over_a_sequence_is_that_of_normalized_sigmoids() -> None:
         lambda router, given, out: routed.append(given[0].detach() @ router.weight.detach().t())
     )
     model(text(config, config.training.seq_len))
-    counted = model.take_routing()
+    counted = take_routing(model)
     assert counted is not None
 
     def normalized(logits: torch.Tensor) -> torch.Tensor:

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from efficientbench.doctor.variant.model import FlopCounter
-from efficientbench.model.kernels import few_tokens, norm, product, relu2, rope, swiglu, weight_gradient
 from efficientbench.model.kernels import grouped_mm as kernel
+from efficientbench.model.kernels import norm, product, relu2, rope, swiglu, weight_gradient
 from efficientbench.model.kernels.cross_entropy import LossKernel, linear_cross_entropy
 from efficientbench.model.kernels.grouped_mm import RowGroups
 from efficientbench.model.kernels.nsa import gate
@@ -357,14 +357,14 @@ def test_grouped_matmuls_do_not_synchronize_an_nvidia_gpu() -> None:
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_logits_of_a_few_tokens_match_torch(tokens: int, dtype: torch.dtype) -> None:
     hidden, table = torch.randn(1, tokens, 48, dtype=dtype), torch.randn(131, 48, dtype=dtype)
-    agree(few_tokens.linear, lambda x, w: x @ w.t(), [hidden, table], TOLERANCE[dtype])
+    agree(product.few_tokens, lambda x, w: x @ w.t(), [hidden, table], TOLERANCE[dtype])
     bias = torch.randn(131, dtype=dtype)
-    agree(few_tokens.linear, lambda x, w, b: x @ w.t() + b, [hidden, table, bias], TOLERANCE[dtype])
-    assert few_tokens.linear(hidden, table).is_contiguous()
+    agree(product.few_tokens, lambda x, w, b: x @ w.t() + b, [hidden, table, bias], TOLERANCE[dtype])
+    assert product.few_tokens(hidden, table).is_contiguous()
     several = torch.randn(48, 2, 3, dtype=dtype).permute(1, 2, 0)
-    agree(few_tokens.linear, lambda x, w: x @ w.t(), [several, table], TOLERANCE[dtype])
+    agree(product.few_tokens, lambda x, w: x @ w.t(), [several, table], TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("tokens", [1, 8, 9])
 def test_a_rank_with_only_padding_of_the_table_has_no_logits(tokens: int) -> None:
-    assert few_tokens.linear(torch.randn(1, tokens, 48), torch.empty(0, 48)).shape == (1, tokens, 0)
+    assert product.few_tokens(torch.randn(1, tokens, 48), torch.empty(0, 48)).shape == (1, tokens, 0)

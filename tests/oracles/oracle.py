@@ -99,6 +99,7 @@ def beside(
         The relative errors of logits and of the summed loss, and our gradients by global names.
     """
     from efficientbench.model.initial_weights import global_parameters
+    from efficientbench.model.moe import take_routing
     from efficientbench.training.update.optimizer import wrap_data_parallel
 
     sequence = text(config, config.training.seq_len + 1)
@@ -108,7 +109,7 @@ def beside(
     (expected_loss + auxiliary_loss() if auxiliary_loss else expected_loss).backward()
     wrapped = wrap_data_parallel(model, config)
     logits = wrapped(tokens)
-    model.take_routing()
+    take_routing(model)
     loss = wrapped(tokens, labels, torch.ones_like(labels))
     loss.backward()
     gradients = {key: parameter.main_grad for key, parameter in global_parameters(model).items()}

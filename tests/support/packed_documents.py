@@ -41,6 +41,7 @@ def packed_beside_separate(config: RunConfig) -> Packed:
     """Forward and backward pass of packed documents, and of each of them."""
     from efficientbench.model.documents import Documents, bounds_of, positions_of
     from efficientbench.model.initial_weights import global_parameters
+    from efficientbench.model.moe import take_routing
     from efficientbench.training.update.optimizer import wrap_data_parallel
 
     tokens, labels, bounds = packed(config)
@@ -49,7 +50,7 @@ def packed_beside_separate(config: RunConfig) -> Packed:
     wrapped = wrap_data_parallel(model, config)
 
     def gradients() -> dict[str, torch.Tensor]:
-        model.take_routing()
+        take_routing(model)
         found = {key: parameter.main_grad.clone() for key, parameter in global_parameters(model).items()}
         wrapped.zero_grad_buffer()
         return found

@@ -50,7 +50,7 @@ def tiny_training(
     from efficientbench.training import groups
     from efficientbench.training.data.batches import Batches
     from efficientbench.training.data.sample_index import Vocabulary
-    from efficientbench.training.reinforcement.batches import RolloutBatches
+    from efficientbench.training.reinforcement.advantages import RolloutBatches
     from efficientbench.training.trainer import Trainer
     from efficientbench.training.update.optimizer import build_optimizer, wrap_data_parallel
 

@@ -100,8 +100,7 @@ class RowEncoder:
     def _encoded(self, text: str, as_text: bool = False) -> list[int]:
         """Return a text's ids; `as_text`: names of special tokens are text."""
         found = self.tokenizer(text, add_special_tokens=False, split_special_tokens=as_text)
-        ids: list[int] = found["input_ids"]
-        return ids
+        return found["input_ids"]
 
 
 def _restored(text: str, hidden: Mapping[str, str]) -> str:

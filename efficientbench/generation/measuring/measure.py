@@ -207,20 +207,18 @@ def _phase(run: RunMeasurement, times_s: Sequence[Sequence[float]], tokens: int)
     )
 
 
-@contextlib.contextmanager
-def _monitor(setting: Setting, warmup_steps: int = 0) -> Iterator[EfficiencyMonitor]:
+def _monitor(setting: Setting, warmup_steps: int = 0) -> EfficiencyMonitor:
     device, measurement = setting.device, setting.config.measurement
     sensors: list[Sensor] = device_sensors(device.type, [0], [os.getpid()]) if measurement.enabled else []
     allocator = device.allocator()
     if allocator is not None:
         sensors.append(AllocatorSensor(allocator, 0, device.names()[0]))
-    with EfficiencyMonitor(
+    return EfficiencyMonitor(
         sensors,
         device.synchronize,
         warmup_steps=warmup_steps,
         sample_interval_s=measurement.sample_interval_s,
-    ) as monitor:
-        yield monitor
+    )
 
 
 @contextlib.contextmanager

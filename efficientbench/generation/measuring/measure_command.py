@@ -23,6 +23,7 @@ from efficientbench.costs.quantization import disk_bytes
 from efficientbench.devices.base import Device
 from efficientbench.devices.quantized import Form
 from efficientbench.devices.registry import find_device
+from efficientbench.generation.command import INTERRUPTED
 from efficientbench.generation.generate import check_lengths
 from efficientbench.generation.memory import Case, batch_that_fits, too_large, usable_bytes
 from efficientbench.generation.open_run import form_here, in_one_process, opened, with_random_weights
@@ -120,8 +121,6 @@ def _exit_code(command: Sequence[str]) -> int:
             return INTERRUPTED
 
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C."""
 TRAINING_ONLY = ("cross_entropy", "weight_gradient", "grouped_weight_gradient")
 """The kernels of a model that generation does not use."""
 

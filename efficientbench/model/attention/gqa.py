@@ -64,7 +64,8 @@ class CoreAttention(Stateful, MegatronModule):
         super().__init__(config)
         self.scale = softmax_scale or 1 / math.sqrt(config.kv_channels)
         self.position, self.attend, self.attend_kept, self.window = position, attend, attend_kept, window
-        self.sinks = _sinks(config) if sinks else None
+        heads = config.num_attention_heads // config.tensor_model_parallel_size
+        self.sinks = split_parameter(config, (heads,)) if sinks else None
 
     def forward(
         self,
@@ -160,11 +161,6 @@ class CoreAttention(Stateful, MegatronModule):
         return KeysAndValues(keys, values) if self.window is None else Ring(keys, values)
 
 
-def _sinks(config: TransformerConfig) -> torch.nn.Parameter:
-    """Make the uninitialized sinks of this tensor-parallel rank's heads."""
-    return split_parameter(config, (config.num_attention_heads // config.tensor_model_parallel_size,))
-
-
 class GroupedQueryAttention(SelfAttention):
     """Megatron's attention layer, which in evaluation calls its parts directly, as `Layer` does."""
 
@@ -172,15 +168,12 @@ class GroupedQueryAttention(SelfAttention):
         self, hidden_states: torch.Tensor, attention_mask: None = None, **others: object
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend: hidden_states [S, B, H] → the same shape, and a bias or None; `others` as in `Layer.forward`."""
-        output: tuple[torch.Tensor, torch.Tensor | None]
         if self.training or torch.is_grad_enabled():
-            output = super().forward(hidden_states, attention_mask, **others)
-            return output
+            return super().forward(hidden_states, attention_mask, **others)
         documents, gated = others.get("packed_seq_params"), self.config.attention_output_gate
         query, key, value, *gate = self.get_query_key_value_tensors(hidden_states, output_gate=gated)
         attended = self.core_attention(query, key, value, attention_mask, packed_seq_params=documents)
-        output = self.linear_proj(self._apply_output_gate(attended, *gate) if gated else attended)
-        return output
+        return self.linear_proj(self._apply_output_gate(attended, *gate) if gated else attended)
 
     def _apply_output_gate(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Multiply the heads' outputs [S, B, heads · D] by the sigmoids of gates [S, B, heads, D].

@@ -36,9 +36,7 @@ class KimiDeltaAttention(GatedDeltaNet):
         self.linear_decay = column_parallel(config, rank, widths.heads * rank, self.tp_group)
         self.linear_gate = column_parallel(config, rank, widths.outputs, self.tp_group)
 
-    @staticmethod
-    def first_bias(share: torch.Tensor) -> torch.Tensor:
-        return RecurrentLayer.first_bias(share)
+    first_bias = staticmethod(RecurrentLayer.first_bias)
 
     @staticmethod
     def activation(gate: torch.Tensor) -> torch.Tensor:

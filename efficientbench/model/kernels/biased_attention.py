@@ -58,8 +58,7 @@ def biased_causal_attention(
         return biased_attention_flex.attend(query, key, value, scale, bias)
     if npu_fused.serves(query.device.type) and not bias.requires_grad:
         return npu_fused.biased_causal_attention(query, key, value, scale, bias)
-    out: torch.Tensor = BlockedAttention.apply(query, key, value, scale, bias)
-    return out
+    return BlockedAttention.apply(query, key, value, scale, bias)
 
 
 def biased_by_blocks(bias: torch.Tensor) -> AttentionKernel:
@@ -69,8 +68,7 @@ def biased_by_blocks(bias: torch.Tensor) -> AttentionKernel:
     """
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-        out: torch.Tensor = BlockedAttention.apply(query, key, value, scale, bias[:, : query.shape[0]])
-        return out
+        return BlockedAttention.apply(query, key, value, scale, bias[:, : query.shape[0]])
 
     return attend
 

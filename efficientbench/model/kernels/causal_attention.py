@@ -119,7 +119,7 @@ def _transformer_engine(
     heads: int, groups: int, key_dim: int, value_dim: int, scale: float
 ) -> Callable[..., torch.Tensor]:
     engine = importlib.import_module("transformer_engine.pytorch")
-    module: Callable[..., torch.Tensor] = engine.DotProductAttention(
+    return engine.DotProductAttention(
         heads,
         (key_dim, value_dim),
         num_gqa_groups=groups,
@@ -128,7 +128,6 @@ def _transformer_engine(
         attn_mask_type="causal",
         softmax_scale=scale,
     )
-    return module
 
 
 KERNELS: dict[str, AttentionKernel] = {

@@ -250,7 +250,6 @@ def linear_cross_entropy(
     """
     # Decided here, because inside the function torch reports parameters as needing gradients even under no_grad.
     with_gradient = torch.is_grad_enabled() and (hidden.requires_grad or embedding.requires_grad)
-    loss: torch.Tensor = LinearCrossEntropy.apply(
+    return LinearCrossEntropy.apply(
         hidden, embedding, vocabulary, labels, token_weights, group, kernel, softcap, looked_up, with_gradient
     )
-    return loss

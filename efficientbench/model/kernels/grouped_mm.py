@@ -41,8 +41,7 @@ class RowGroups:
         """Rows of each group. Waits until the device has counted them, but not for work queued later."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        sizes: list[int] = self._on_host.tolist()
-        return sizes
+        return self._on_host.tolist()
 
 
 def name(device_type: str, dtype: torch.dtype) -> str:

@@ -54,7 +54,6 @@ class FusedRMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
-        normed: torch.Tensor
         normed, factor = fused(_normalize, x.shape[2:])(x, weight, epsilon)
         ctx.save_for_backward(x, weight, factor)
         return normed
@@ -138,14 +137,12 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float, fuse:
     A weight may be wider than x. `fuse`: use compiled kernels.
     """
     if fuse:
-        compiled: torch.Tensor = FusedRMSNorm.apply(x, weight, epsilon)
-        return compiled
+        return FusedRMSNorm.apply(x, weight, epsilon)
     if x.device.type == "cpu" or (weight is not None and weight.dtype != x.dtype):
         # For one token, `apply` takes longer than the computation.
         if not torch.is_grad_enabled():
             return _by_formula(x, weight, epsilon)[0]
-        normed: torch.Tensor = FormulaRMSNorm.apply(x, weight, epsilon)
-        return normed
+        return FormulaRMSNorm.apply(x, weight, epsilon)
     if npu_fused.serves(x.device.type):
         return npu_fused.rms_norm(x, weight, epsilon)
     return F.rms_norm(x, (x.shape[-1],), weight, epsilon)

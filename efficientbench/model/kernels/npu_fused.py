@@ -55,9 +55,24 @@ def serves(device_type: str) -> bool:
     return device_type == "npu" and chip_family() in FUSED
 
 
-def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """Compute kernels.causal_attention.causal_attention."""
-    return _fusion_attention(query, key, value, scale)
+def causal_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, pse: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Attend: query [Q, B, heads, D], key [S, B, groups, D], value [S, B, groups, E] → [Q, B, heads · E].
+
+    `pse`: a bias [1, heads, Q, S], which the kernel scales together with the products; None: no bias.
+    """
+    return torch_npu().npu_fusion_attention(
+        query.flatten(2),
+        key.flatten(2),
+        value.flatten(2),
+        query.shape[2],
+        "SBH",
+        pse=pse,
+        atten_mask=_compressed_causal_mask(query.device),
+        scale=scale,
+        sparse_mode=LEFT_UP_CAUSAL if query.shape[0] == key.shape[0] else RIGHT_DOWN_CAUSAL,
+    )[0]
 
 
 def biased_causal_attention(
@@ -75,29 +90,8 @@ def biased_causal_attention(
         # With the last query first, distances fall by one along rows and along columns.
         upwards = falling.as_strided((heads, last - first, last), (falling.stride(0), 1, 1), sequence - last)
         pse = upwards.flip(1)[None]
-        outputs.append(_fusion_attention(query[first:last], key[:last], value[:last], scale, pse))
+        outputs.append(causal_attention(query[first:last], key[:last], value[:last], scale, pse))
     return torch.cat(outputs)
-
-
-def _fusion_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, pse: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Attend: query [Q, B, heads, D], key [S, B, groups, D], value [S, B, groups, E] → [Q, B, heads · E].
-
-    `pse`: a bias [1, heads, Q, S], which the kernel scales together with the products; None: no bias.
-    """
-    out: torch.Tensor = torch_npu().npu_fusion_attention(
-        query.flatten(2),
-        key.flatten(2),
-        value.flatten(2),
-        query.shape[2],
-        "SBH",
-        pse=pse,
-        atten_mask=_compressed_causal_mask(query.device),
-        scale=scale,
-        sparse_mode=LEFT_UP_CAUSAL if query.shape[0] == key.shape[0] else RIGHT_DOWN_CAUSAL,
-    )[0]
-    return out
 
 
 def range_attention(
@@ -148,8 +142,7 @@ def _compressed_causal_mask(device: torch.device) -> torch.Tensor:
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
     """Compute kernels.norm.rms_norm."""
     weight = x.new_ones(x.shape[-1]) if weight is None else weight
-    out: torch.Tensor = torch_npu().npu_rms_norm(x, weight, epsilon=epsilon)[0]
-    return out
+    return torch_npu().npu_rms_norm(x, weight, epsilon=epsilon)[0]
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -157,16 +150,14 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     width = 2 * cos.shape[-1]
     cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)
     if width == x.shape[-1]:
-        whole: torch.Tensor = torch_npu().npu_rotary_mul(x, cos, sin)
-        return whole
+        return torch_npu().npu_rotary_mul(x, cos, sin)
     kept, turned = x.split([x.shape[-1] - width, width], dim=-1)
     return torch.cat([kept, torch_npu().npu_rotary_mul(turned.contiguous(), cos, sin)], dim=-1)
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     """Compute kernels.swiglu.swiglu."""
-    out: torch.Tensor = torch_npu().npu_swiglu(gate_up, dim=-1)
-    return out
+    return torch_npu().npu_swiglu(gate_up, dim=-1)
 
 
 def grouped_mm(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 torch multiplies float32 matrices by its BLAS, on x86 oneMKL, and uses oneDNN only for narrower dtypes. Which one is
 faster differs between processors, even of one maker, and between kinds of product. So each is timed once, and the times
-are kept for later processes.
+are kept for later processes. A decoding step's products of a few tokens have an order of their own.
 N = rows, I = inputs, O = outputs.
 """
 
@@ -33,6 +33,8 @@ ROWS, INPUTS, OUTPUTS = 1024, 384, 1024
 """Sizes of the products that are timed."""
 ROUNDS = 7
 """Rounds in which both libraries are timed; the shortest time counts, as others may take the cores meanwhile."""
+FEW_TOKENS = 8
+"""Most tokens for which weight · tokensᵀ is faster on a CPU than tokens · weightᵀ, in float32."""
 
 
 def linear(
@@ -47,8 +49,19 @@ def linear(
 
 def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Return x [..., I] · weightᵀ + bias → [..., O] by oneDNN: the operator by which torch.compile replaces layers."""
-    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return product
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+def few_tokens(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Return x [..., I] · weightᵀ [I, O] + bias [O] → [..., O], fast for a few tokens, as in a decoding step."""
+    tokens = x.shape[:-1].numel()
+    if x.device.type != "cpu" or x.dtype != torch.float32 or tokens > FEW_TOKENS:
+        return F.linear(x, weight, bias)
+    rows = x.reshape(tokens, x.shape[-1])
+    # A single column would be computed in one thread.
+    columns = (F.pad(rows, (0, 0, 0, 1)) if tokens == 1 else rows).t()
+    output = torch.mm(weight, columns)[:, :tokens].t().contiguous().view(*x.shape[:-1], len(weight))
+    return output if bias is None else output + bias
 
 
 def by_onednn(kind: str, device_type: str, dtype: torch.dtype) -> bool:

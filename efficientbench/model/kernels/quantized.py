@@ -94,8 +94,7 @@ class Int8(QuantizedWeight):
         return {"codes": codes.to(torch.int8), "scales": scales[:, 0]}
 
     def product(self, rows: torch.Tensor) -> torch.Tensor:
-        product: torch.Tensor = torch._weight_int8pack_mm(rows, self.codes, self.scales)
-        return product
+        return torch._weight_int8pack_mm(rows, self.codes, self.scales)
 
 
 class Int4(QuantizedWeight):
@@ -179,10 +178,9 @@ class OnNPU(QuantizedWeight):
     def product(self, rows: torch.Tensor) -> torch.Tensor:
         offsets = self.offsets if self.form.has_offsets else None
         group = self.group if len(self.scales) > 1 else 0
-        product: torch.Tensor = torch_npu().npu_weight_quant_batchmatmul(
+        return torch_npu().npu_weight_quant_batchmatmul(
             rows, self.codes, self.scales, antiquant_offset=offsets, antiquant_group_size=group
         )
-        return product
 
 
 class QuantizedExperts(torch.nn.Module):

@@ -19,8 +19,7 @@ class ReLU2(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, fuse: bool) -> torch.Tensor:
         ctx.save_for_backward(x)
         ctx.fuse = fuse
-        activated: torch.Tensor = fused(_activate, x.shape[-1:])(x) if fuse else torch.relu(x).square_()
-        return activated
+        return fused(_activate, x.shape[-1:])(x) if fuse else torch.relu(x).square_()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -45,5 +44,4 @@ def relu2(x: torch.Tensor, fuse: bool = False) -> torch.Tensor:
     """
     if not fuse and not torch.is_grad_enabled():
         return torch.relu(x).square_()
-    activated: torch.Tensor = ReLU2.apply(x, fuse)
-    return activated
+    return ReLU2.apply(x, fuse)

@@ -37,8 +37,7 @@ def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, fuse: bool, bac
         # A compiled step cannot write into views.
         return _rotate_whole(x, cos, sin, back)
     turn = fused(_rotate_whole, x.shape[2:]) if fuse else _rotate
-    turned: torch.Tensor = turn(x, cos, sin, back)
-    return turned
+    return turn(x, cos, sin, back)
 
 
 def _rotate_whole(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, back: bool) -> torch.Tensor:
@@ -71,8 +70,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, fuse: bool = F
     """
     if not torch.is_grad_enabled():
         return _turn(x, cos, sin, fuse, back=False)
-    rotated: torch.Tensor = Rotate.apply(x, cos, sin, fuse)
-    return rotated
+    return Rotate.apply(x, cos, sin, fuse)
 
 
 def _names(config: RunConfig, device_type: str) -> dict[str, str]:

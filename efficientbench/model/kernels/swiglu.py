@@ -44,14 +44,12 @@ class FusedSwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(gate_up)
-        activated: torch.Tensor = fused(_activate, gate_up.shape[-1:])(gate_up)
-        return activated
+        return fused(_activate, gate_up.shape[-1:])(gate_up)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> torch.Tensor:
         (gate_up,) = ctx.saved_tensors
-        grad: torch.Tensor = fused(_activate_backward, gate_up.shape[-1:])(grad_outputs[0], gate_up)
-        return grad
+        return fused(_activate_backward, gate_up.shape[-1:])(grad_outputs[0], gate_up)
 
 
 def _activate(gate_up: torch.Tensor) -> torch.Tensor:
@@ -75,5 +73,4 @@ def swiglu(gate_up: torch.Tensor, fuse: bool = False) -> torch.Tensor:
         return npu_fused.swiglu(gate_up)
     if not fuse and not torch.is_grad_enabled():
         return _gated(gate_up)
-    activated: torch.Tensor = (FusedSwiGLU if fuse else SwiGLU).apply(gate_up)
-    return activated
+    return (FusedSwiGLU if fuse else SwiGLU).apply(gate_up)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from efficientbench.architecture.gqa import GQAConfig
+from efficientbench.architecture.gqa import gqa_keys
 from efficientbench.config.schema import RunConfig
 from efficientbench.model.kernels import flex, npu_fused
 from efficientbench.model.kernels.nsa import range_attention
@@ -55,14 +55,12 @@ def window_attention(
 
 
 def _name(config: RunConfig, device_type: str) -> str:
-    assert isinstance(config.model.attention, GQAConfig)
     within = config.data.attention_within_documents
-    return range_attention.kernel_name(device_type, bool(config.model.attention.sinks), within)
+    return range_attention.kernel_name(device_type, bool(gqa_keys(config.model).sinks), within)
 
 
 def _fallbacks(config: RunConfig, device_type: str) -> dict[str, str]:
-    assert isinstance(config.model.attention, GQAConfig)
-    attention = config.model.attention
+    attention = gqa_keys(config.model)
     if device_type not in WHY_SLOW or not attention.own_kernel or _name(config, device_type) != range_attention.NAME:
         return {}
     if flex.runs(device_type):

@@ -46,12 +46,6 @@ def fingerprint(path: Path, report: Report | None = None) -> File:
     return File(digest.hexdigest(), size_bytes)
 
 
-def written(path: Path, report: Report | None = None) -> File:
-    """Force a file onto the disk, and return its size and SHA-256."""
-    flush(path)
-    return fingerprint(path, report)
-
-
 def flush(path: Path) -> None:
     """Force a file's content, or a folder's list of names, onto the disk."""
     handle = os.open(path, os.O_RDONLY)

@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from efficientbench.basics.errors import CheckpointError, os_errors_as
 from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.config.init import InitConfig
-from efficientbench.training.checkpoints.hashing import File, Report, fingerprint, flush, hashing_threads, written
+from efficientbench.training.checkpoints.hashing import File, Report, fingerprint, flush, hashing_threads
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -183,7 +183,8 @@ def seal(folder: Path, content: Manifest, report: Report | None = None) -> None:
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and name not in content.files:
-            content.files[name] = written(path, report)
+            flush(path)
+            content.files[name] = fingerprint(path, report)
     content.write(folder)
     flush(folder)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from torch.distributed.checkpoint.metadata import StorageMeta, TensorStorageMeta
 
 from efficientbench.basics.errors import CheckpointError
 from efficientbench.basics.foreign import open_regular
-from efficientbench.training.checkpoints.enum_members import only_members_of
 from efficientbench.training.checkpoints.hashing import Report
 from efficientbench.training.checkpoints.manifest import verify
 from efficientbench.training.checkpoints.metadata_checks import check_metadata
@@ -37,6 +37,27 @@ ALLOWED = {
     *(("torch", name) for name in ("bfloat16", "float16", "float32", "float64", "int64", "uint8")),
 }
 """Names that the pickle of `.metadata` may use: classes of plain data, and functions that return it."""
+
+
+def only_members_of(*enums: type[Enum]) -> Callable[[Any, Any], Enum]:
+    """Return a function that replaces `getattr` while a pickle is read, and returns only members of these enums.
+
+    Python 3.11.2 alone pickles members of enums as `getattr(Enum, "name")`. `getattr` itself would give a pickle every
+    attribute of every object that it can name, and so any code. torch's safe loader takes the function as
+    `torch.serialization.safe_globals([(only_members_of(Kind), "builtins.getattr"), Kind])`.
+
+    The function raises CheckpointError for any other attribute.
+    """
+    members = {(enum, name): member for enum in enums for name, member in enum.__members__.items()}
+
+    def member_of(enum: Any, name: Any) -> Enum:
+        try:
+            return members[enum, name]
+        except (KeyError, TypeError):  # TypeError: not hashable
+            listed = ", ".join(each.__name__ for each in enums)
+            raise CheckpointError(f"it asks getattr for something else than a member of {listed}") from None
+
+    return member_of
 
 
 class _MetadataUnpickler(pickle.Unpickler):

@@ -13,11 +13,12 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedTensor
@@ -40,6 +41,8 @@ from efficientbench.training.checkpoints.storage import SaveStrategy, Writer
 POLL_S = 0.02
 OTHERS_EXTRA_S = 5.0
 """The extra time that rank 0 waits for the other ranks, so that a late rank reports itself first."""
+ALONE_LIMIT_S = 86_400.0
+"""The time in which all weights must be on the disk where there is no other rank to wait for."""
 
 
 class SaveError(RuntimeError):
@@ -150,7 +153,7 @@ class Saver:
         folder = gather(folder, Path)[0]
         if dist.get_rank() == 0:
             folder.mkdir(parents=True)
-        groups.barrier()
+        dist.barrier()
         return folder
 
     def _write_now(self, request: AsyncRequest, folder: Path) -> None:
@@ -219,7 +222,7 @@ class Saver:
         if dist.get_rank() == 0:
             final = manifest.checkpoint_folder(self.run_folder, content.step)
             manifest.publish(folder, final, content, self.keep, spared=self.spared)
-        groups.barrier()
+        dist.barrier()
 
 
 def _as_error(failed: tuple[int, int | None, str], folder: Path) -> Exception:
@@ -227,3 +230,22 @@ def _as_error(failed: tuple[int, int | None, str], folder: Path) -> Exception:
     if number is not None:
         return OSError(number, f"{os.strerror(number)}, in a checkpoint", str(folder))
     return SaveError(f"rank {rank} could not write its part of {folder}: {reason}")
+
+
+def write_weights(run_folder: Path, content: Manifest, weights: Mapping[str, torch.Tensor], backend: str) -> None:
+    """Write a checkpoint of full weights in this process, without a model, as all ranks of a run would.
+
+    Args:
+        run_folder: the folder in which to make `checkpoint/step_<number>/`.
+        content: the manifest; its list of files is filled here.
+        weights: full tensors on the host by global name, a separate name for each expert.
+        backend: the host's backend of torch.distributed.
+
+    Raises:
+        SaveError, OSError: see `Saver.save`.
+    """
+    shards = [
+        Shard(f"model.{name}", tuple(weight.shape), (0,) * weight.dim(), weight) for name, weight in weights.items()
+    ]
+    with groups.one_rank(backend):
+        Saver(run_folder, 1, ALONE_LIMIT_S).save(content, shards, asynchronous=False)

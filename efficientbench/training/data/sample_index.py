@@ -176,7 +176,11 @@ def open_training(
         reset_attention_mask=False,
         eod_mask_loss=False,
         create_attention_mask=False,
-        mid_level_dataset_surplus=blend_surplus(len(prefixes), [samples]),
+        # The fraction by which the samples of each source must exceed its share. Shares are rounded up, which makes a
+        # blend up to `sources - 1` samples longer than requested, and Megatron draws from a source as soon as it is
+        # behind. So a source of weight w and share s is drawn at most s + w (sources - 1) + 1 times. Megatron's own
+        # surplus of 0.5 % is too small for few samples, and the run would end with an error.
+        mid_level_dataset_surplus=max(0.005, len(prefixes) / samples),
         documents={
             str(prefix): IndexedDocuments(prefix).sequences(split.training).astype(np.int32)
             for prefix, split in zip(prefixes, splits, strict=True)
@@ -195,13 +199,3 @@ def no_document(config: RunConfig, prefix: Path, part: str) -> TrainingError:
         f"{prefix}: the {part} split (data.split={list(config.data.split)}) has no document with a text of its own; "
         "more documents or another split would give it some"
     )
-
-
-def blend_surplus(sources: int, sizes: Sequence[int]) -> float:
-    """Return the fraction by which the samples of each source must exceed its share of the smallest split.
-
-    Shares are rounded up, which makes a blend up to `sources - 1` samples longer than requested, and Megatron draws
-    from a source as soon as it is behind. So a source of weight w and share s is drawn at most s + w (sources - 1) + 1
-    times. Megatron's own surplus of 0.5 % is too small for small splits, and the run would end with an error.
-    """
-    return max(0.005, sources / min(sizes))

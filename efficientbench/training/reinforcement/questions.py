@@ -36,10 +36,7 @@ class Questions:
     def __init__(self, config: RunConfig, tokenizer: TextTokenizer, name: str) -> None:
         """Read the task's rows and render their prompts.
 
-        Args:
-            config: the run's configuration.
-            tokenizer: the model's tokenizer.
-            name: the user's name of the tokenizer, for messages.
+        `name`: the user's name of the tokenizer, for messages.
 
         Raises:
             ConfigError: the task has no rows, or no question leaves room for an answer.

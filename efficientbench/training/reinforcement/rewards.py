@@ -64,8 +64,7 @@ def find_reward(name: str) -> Reward:
     place = place_of(name, ENTRY_POINTS)
     if place is None:
         raise ConfigError(unknown("reward", name, OWN, ENTRY_POINTS, "package.module:function"))
-    found: Reward = load(f"reward {name}", place, callable, "a function")
-    return found
+    return load(f"reward {name}", place, callable, "a function")
 
 
 def reward_files(name: str | None) -> list[Path]:
@@ -77,12 +76,7 @@ def reward_files(name: str | None) -> list[Path]:
 def rewards_of(name: str, reward: Reward, example: Example, completions: Sequence[str], question: int) -> list[float]:
     """Return the reward of each completion of one question.
 
-    Args:
-        name: the reward's name, for messages.
-        reward: the reward function.
-        example: the question's example.
-        completions: the model's completion of each sample.
-        question: the question's number, for messages.
+    The reward's `name` and the number of the `question` are for messages.
 
     Raises:
         RewardError: the function raises, or returns no finite number; the message names question and sample.

@@ -41,10 +41,7 @@ class FiniteCheck:
     ) -> None:
         """Measure the gradients of `stages` from now on.
 
-        Args:
-            stages: this rank's stages.
-            device: this rank's device.
-            gradients_may_overflow: whether to leave gradients to fp16's loss scaler and check the loss alone.
+        `gradients_may_overflow`: whether to leave gradients to fp16's loss scaler and check the loss alone.
         """
         self.device = device
         self._norms: list[torch.Tensor] = []

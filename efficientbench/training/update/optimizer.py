@@ -162,11 +162,9 @@ def _copy_together(part: DistributedOptimizer) -> None:
             buffer, _, bucket = part.model_param_gbuf_map[weight]
             weights.append(part.buffers[buffer].buckets[bucket].param_data.view(-1)[span.start : span.end])
             masters.append(master)
-    part._copy_main_params_to_model_params = partial(torch._foreach_copy_, weights, masters) if weights else _nothing
-
-
-def _nothing() -> None:
-    pass
+    part._copy_main_params_to_model_params = (
+        partial(torch._foreach_copy_, weights, masters) if weights else lambda: None
+    )
 
 
 def _scale_together(optimizer: MegatronOptimizer) -> None:
@@ -249,10 +247,7 @@ class QueuedUpdate:
     ) -> None:
         """Take the optimizer to update with.
 
-        Args:
-            optimizer: this rank's optimizer.
-            device: this rank's device.
-            own_norm: returns the norm of this rank's own gradients; only for a single rank, else None.
+        `own_norm`: returns the norm of this rank's own gradients; only for a single rank, else None.
         """
         self.optimizer, self.device, self.own_norm = optimizer, device, own_norm
 

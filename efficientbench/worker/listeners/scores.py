@@ -20,6 +20,7 @@ from efficientbench.evaluation.task import BATCH_TOKENS, ItemResult, Summary, Ta
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.metrics.monitoring.exchange import gather
 from efficientbench.metrics.records.record_parts import TrainingScore
+from efficientbench.model.moe import take_routing
 from efficientbench.running.corpora import load_corpora
 from efficientbench.running.job import Job
 from efficientbench.training import groups
@@ -51,7 +52,7 @@ def evaluating(trainer: Trainer) -> Iterator[GPT]:
         yield stage.module
     stage.train()
     # What the routers counted here belongs to no step.
-    stage.module.take_routing()
+    take_routing(stage.module)
 
 
 class Scores(ABC):

@@ -25,7 +25,7 @@ from efficientbench.running.corpora import load_corpora
 from efficientbench.running.job import Job
 from efficientbench.training.checkpoints.manifest import Manifest
 from efficientbench.training.events import Event, StepStarted, TrainingEnded
-from efficientbench.training.reinforcement.batches import RolloutBatches
+from efficientbench.training.reinforcement.advantages import RolloutBatches
 from efficientbench.training.reinforcement.questions import Questions
 from efficientbench.training.reinforcement.rewards import reward_files
 from efficientbench.worker.listeners.monitoring import Measure

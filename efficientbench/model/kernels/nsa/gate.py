@@ -18,13 +18,11 @@ class FusedGate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gates: torch.Tensor, *branches: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(gates, *branches)
-        gated: torch.Tensor = fused(_gate)(gates, *branches)
-        return gated
+        return fused(_gate)(gates, *branches)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        grads: tuple[torch.Tensor, ...] = fused(_gate_backward)(grad_outputs[0], *ctx.saved_tensors)
-        return grads
+        return fused(_gate_backward)(grad_outputs[0], *ctx.saved_tensors)
 
 
 def _gate(gates: torch.Tensor, *branches: torch.Tensor) -> torch.Tensor:
@@ -44,7 +42,6 @@ def gated_sum(gates: torch.Tensor, branches: list[torch.Tensor], fuse: bool = Fa
     `fuse`: use compiled kernels.
     """
     if fuse:
-        gated: torch.Tensor = FusedGate.apply(gates, *branches)
-        return gated
+        return FusedGate.apply(gates, *branches)
     first, second, third = gates.unbind(0)
     return first * branches[0] + second * branches[1] + third * branches[2]

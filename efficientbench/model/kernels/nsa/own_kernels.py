@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from efficientbench.architecture.nsa import NSAConfig, keys_of_last_query, selected_score_flops
+from efficientbench.architecture.nsa import keys_of_last_query, nsa_keys, selected_score_flops
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.compute import AttentionWork
 from efficientbench.model.kernels.npu_fused import UNDOCUMENTED
@@ -15,13 +15,8 @@ WHY_SLOW = {"cuda": "FlexAttention needs Triton", "npu": UNDOCUMENTED}
 """Device type → why its kernel for the compressed and the window branch does not run."""
 
 
-def _nsa(config: RunConfig) -> NSAConfig:
-    assert isinstance(config.model.attention, NSAConfig)
-    return config.model.attention
-
-
 def _names(config: RunConfig, device_type: str) -> dict[str, str]:
-    selection = selected_attention.kernel_name(device_type, SelectionShape.of(config, _nsa(config)))
+    selection = selected_attention.kernel_name(device_type, SelectionShape.of(config, nsa_keys(config.model)))
     ranges = range_attention.kernel_name(device_type)
     return {"nsa_compression": ranges, "nsa_selection": selection, "nsa_window": ranges}
 
@@ -51,7 +46,7 @@ def _choice_flops(config: RunConfig, fuse: bool) -> int:
 
     `fuse`: whether compiled kernels choose.
     """
-    model, training, nsa = config.model, config.training, _nsa(config)
+    model, training, nsa = config.model, config.training, nsa_keys(config.model)
     keys = max(keys_of_last_query(nsa, training.seq_len).compressed, 1)
     heads = training.micro_batch_size * model.heads // config.parallel.tp
     past = Reach(nsa.compress_block, nsa.compress_stride)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from efficientbench.model.kernels import flex, npu_fused
 from efficientbench.model.kernels.nsa import range_attention_flex, range_attention_npu
 from efficientbench.model.kernels.nsa.choose_blocks import Choice, choose_at_once, choose_blocks
 from efficientbench.model.kernels.nsa.reach import Reach
@@ -159,9 +160,7 @@ def range_attention(
     """
     kernel = _kernel(query.device.type, sinks is not None, by_blocks)
     if kernel is None:
-        result: tuple[torch.Tensor, torch.Tensor | None]
-        result = RangeAttention.apply(query, key, value, scale, reach, choice, sinks)
-        return result
+        return RangeAttention.apply(query, key, value, scale, reach, choice, sinks)
     if choice is not None:
         out, log_sums = kernel.range_attention_with_sums(query, key, value, scale, reach)
         return out, choose_at_once(query, key, log_sums, scale, reach, choice, kernel.FUSES)
@@ -172,9 +171,9 @@ def range_attention(
 
 def _kernel(device_type: str, sinks: bool, by_blocks: bool) -> ModuleType | None:
     """Return the module of a device type's own kernel; None: torch's matmuls."""
-    if range_attention_flex.serves(device_type) and not by_blocks:
+    if flex.runs(device_type) and not by_blocks:
         return range_attention_flex
-    return range_attention_npu if range_attention_npu.serves(device_type) and not sinks else None
+    return range_attention_npu if npu_fused.serves(device_type) and not sinks else None
 
 
 def kernel_name(device_type: str, sinks: bool = False, by_blocks: bool = False) -> str:

@@ -22,11 +22,6 @@ BLOCK = 128
 """Queries and keys of a block, which FlexAttention skips, masks or reads without a mask."""
 
 
-def serves(device_type: str) -> bool:
-    """Return whether the kernel computes these branches on this device type."""
-    return flex.runs(device_type)
-
-
 def range_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, reach: Reach
 ) -> torch.Tensor:
@@ -80,15 +75,11 @@ def block_mask(reach: Reach, queries: int, keys: int, device: str) -> Any:
         # A last block with fewer than BLOCK queries is always masked.
         whole.append(full if start + BLOCK <= queries else torch.zeros_like(full))
     seen, full = torch.stack(some), torch.stack(whole)
-
-    def sees(b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-        return reach.sees(i, j)
-
     return BlockMask.from_kv_blocks(
         *_ordered(seen & ~full, device),
         *_ordered(full, device),
         BLOCK_SIZE=BLOCK,
-        mask_mod=sees,
+        mask_mod=lambda b, h, i, j: reach.sees(i, j),
         seq_lengths=(queries, keys),
     )
 

@@ -18,11 +18,6 @@ FUSES = False
 """Whether the choice of blocks uses compiled kernels on this device type."""
 
 
-def serves(device_type: str) -> bool:
-    """Return whether the kernel computes these branches on this device type."""
-    return npu_fused.serves(device_type)
-
-
 def range_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, reach: Reach
 ) -> torch.Tensor:

@@ -179,14 +179,11 @@ def selected_attention(
     """
     _, sequence, group, dim = query.shape
     shape = SelectionShape(block_size, chosen.shape[2], dim, group, sequence, query.dtype.itemsize == 2)
-    out: torch.Tensor
     if selected_attention_fla.serves(query.device.type, shape):
-        out = selected_attention_fla.SelectedAttention.apply(query, key, value, chosen, block_size, scale)
-    elif selected_attention_npu.serves(query.device.type, shape):
-        out = selected_attention_npu.SelectedAttention.apply(query, key, value, chosen, scale)
-    else:
-        out = SelectedAttention.apply(query, key, value, chosen, block_size, scale)
-    return out
+        return selected_attention_fla.SelectedAttention.apply(query, key, value, chosen, block_size, scale)
+    if selected_attention_npu.serves(query.device.type, shape):
+        return selected_attention_npu.SelectedAttention.apply(query, key, value, chosen, scale)
+    return SelectedAttention.apply(query, key, value, chosen, block_size, scale)
 
 
 def kernel_name(device_type: str, shape: SelectionShape) -> str:

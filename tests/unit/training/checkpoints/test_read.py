@@ -22,8 +22,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.serialization import _get_layout
 
 from efficientbench.basics.errors import CheckpointError
-from efficientbench.training.checkpoints.enum_members import only_members_of
-from efficientbench.training.checkpoints.read import MetadataReader
+from efficientbench.training.checkpoints.read import MetadataReader, only_members_of
 
 PRESERVE = _MEM_FORMAT_ENCODING.TORCH_PRESERVE_FORMAT
 
