@@ -162,7 +162,7 @@ def recurrent_variant(
     further: Mapping[str, tuple[str, ...]] | None = None,
     matrices: Callable[[Decoder], dict[str, Stack]] = _matrices,
 ) -> AttentionVariant:
-    """Return the declaration of a recurrent layer, whose code and exporter are in files of its kind's name."""
+    """Return the declaration of a recurrent layer. Its code and its exporter are in files of its kind's name."""
     kind, title = config.model_fields["kind"].default, config.title
     return AttentionVariant(
         config=config,

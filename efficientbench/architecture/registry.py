@@ -22,6 +22,7 @@ ENTRY_POINTS = "efficientbench.variants"
 Section = Literal["attention", "position"]
 SECTIONS: tuple[Section, ...] = ("attention", "position")
 
+# Neither this file nor what it imports may import torch or Megatron: configurations are read from the declarations.
 _ATTENTION = (gqa.VARIANT, mla.VARIANT, nsa.VARIANT, gdn.VARIANT, kda.VARIANT, mamba2.VARIANT)
 ATTENTION: dict[str, AttentionVariant] = {each.config.model_fields["kind"].default: each for each in _ATTENTION}
 """The project's own attention variants by kind; the first is the default."""

@@ -60,6 +60,7 @@ class RankGrid:
         if stage == layout.pp - 1 and layout.vpp == 1:
             return False
         per_stage, per_node = layout.world_size // layout.pp, layout.ranks_per_node
+        # A rank sends to the one that is as many ranks ahead as a stage has.
         ranks = range(stage * per_stage, (stage + 1) * per_stage)
         return any(rank // per_node != (rank + per_stage) % layout.world_size // per_node for rank in ranks)
 

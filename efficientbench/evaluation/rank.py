@@ -32,7 +32,7 @@ class Evaluation(Request):
     @property
     def log(self) -> Path:
         """Return the folder of the ranks' logs."""
-        return self.options.folder / FOLDER / "log"
+        return self.folder / FOLDER / "log"
 
     def run(self) -> int:
         """Evaluate on the ranks, see `Request.run`. Raises ConfigError also if there is no such task."""

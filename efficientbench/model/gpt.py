@@ -39,7 +39,7 @@ from efficientbench.model.initial_weights import global_tensors, initialize, set
 from efficientbench.model.kernels.causal_attention import KERNELS, AttentionKernel, causal_attention
 from efficientbench.model.kernels.choose_attention import AttentionShape, choose
 from efficientbench.model.kernels.cross_entropy import linear_cross_entropy
-from efficientbench.model.kernels.product import few_tokens
+from efficientbench.model.kernels.product import linear_of_few
 from efficientbench.model.kernels.quantized import share_quantized
 from efficientbench.model.layers import Layer, RMSNorm, feed_forward_spec
 from efficientbench.model.position import Position, build_position
@@ -147,7 +147,7 @@ class GPT(GPTModel):
         vocabulary = min(max(self.unpadded_vocab_size - first_token, 0), table.shape[0])
         softcap = self.logit_softcap
         if labels is None or loss_mask is None:
-            logits = few_tokens(hidden, table[:vocabulary]).transpose(0, 1)
+            logits = linear_of_few(hidden, table[:vocabulary]).transpose(0, 1)
             return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
         def loss(rows: slice) -> torch.Tensor:

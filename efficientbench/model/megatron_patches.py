@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import _CoalescingManager
 from efficientbench.devices.cpu import CPU
 from efficientbench.model import token_dispatch
 from efficientbench.model.kernels import product
-from efficientbench.model.kernels.product import few_tokens
+from efficientbench.model.kernels.product import linear_of_few
 from efficientbench.model.kernels.quantized import QuantizedWeight
 from efficientbench.model.kernels.weight_gradient import add_product
 
@@ -205,7 +205,7 @@ def _product(differentiable: Callable[..., torch.Tensor]) -> Callable[..., torch
             return differentiable(
                 layer, input=input, weight=weight, bias=bias, sequence_parallel=sequence_parallel, **others
             )
-        return few_tokens(input, weight, bias)
+        return linear_of_few(input, weight, bias)
 
     return product
 

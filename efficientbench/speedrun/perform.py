@@ -51,7 +51,7 @@ def speedrun(request: Request, dry_run: bool = False) -> int:
     Raises:
         ConfigError: the request or the run of any stage has a mistake, or the folder was made from other data.
         DataError: the folder, or a mixture, is damaged.
-        DeviceError, LaunchError, MetricsError: as `ask` of each run.
+        DeviceError, LaunchError, MetricsError: as `find_site` of each run.
     """
     request.check()
     try:

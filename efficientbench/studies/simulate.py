@@ -47,7 +47,9 @@ def precision(
     pair = Ladder.planned(plan.variants[:2], plan.cells, plan.losses.shape[2], plan.trunks)
     fit = Fit(pair, prior)
     chance = np.random.default_rng(0)
-    truth = fit.components[chance.choice(len(fit.components), size=LADDERS, p=np.exp(fit.log_prior))]
+    # The prior's weights; their sum is 1.
+    weights = np.exp(fit.log_prior)
+    truth = fit.components[chance.choice(len(fit.components), size=LADDERS, p=weights)]
     truth[:, 4] = noise
     values, at_target = _ladders(pair, fit, truth, target, chance)
     deviations = math.sqrt(2) * _deviations(*fit.moments(values, target))

@@ -230,6 +230,7 @@ class Trainer:
     def _row(self, sums: torch.Tensor, norm: torch.Tensor | None, wishes: tuple[bool, ...]) -> torch.Tensor:
         """Return this rank's row of numbers at the end of a step, in the layout of `Rows`."""
         checks = self.finite.row(sums[:, 0].sum(), norm)
+        # None of every stage, or of none.
         routed = [each for stage in self.stages if (each := take_routing(stage.module)) is not None]
         counts = [torch.stack(routed).sum(dim=0).flatten()] if routed else []
         told = [torch.full_like(checks[:1], float(wish)) for wish in wishes]

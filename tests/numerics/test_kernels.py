@@ -357,14 +357,14 @@ def test_grouped_matmuls_do_not_synchronize_an_nvidia_gpu() -> None:
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_logits_of_a_few_tokens_match_torch(tokens: int, dtype: torch.dtype) -> None:
     hidden, table = torch.randn(1, tokens, 48, dtype=dtype), torch.randn(131, 48, dtype=dtype)
-    agree(product.few_tokens, lambda x, w: x @ w.t(), [hidden, table], TOLERANCE[dtype])
+    agree(product.linear_of_few, lambda x, w: x @ w.t(), [hidden, table], TOLERANCE[dtype])
     bias = torch.randn(131, dtype=dtype)
-    agree(product.few_tokens, lambda x, w, b: x @ w.t() + b, [hidden, table, bias], TOLERANCE[dtype])
-    assert product.few_tokens(hidden, table).is_contiguous()
+    agree(product.linear_of_few, lambda x, w, b: x @ w.t() + b, [hidden, table, bias], TOLERANCE[dtype])
+    assert product.linear_of_few(hidden, table).is_contiguous()
     several = torch.randn(48, 2, 3, dtype=dtype).permute(1, 2, 0)
-    agree(product.few_tokens, lambda x, w: x @ w.t(), [several, table], TOLERANCE[dtype])
+    agree(product.linear_of_few, lambda x, w: x @ w.t(), [several, table], TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("tokens", [1, 8, 9])
 def test_a_rank_with_only_padding_of_the_table_has_no_logits(tokens: int) -> None:
-    assert product.few_tokens(torch.randn(1, tokens, 48), torch.empty(0, 48)).shape == (1, tokens, 0)
+    assert product.linear_of_few(torch.randn(1, tokens, 48), torch.empty(0, 48)).shape == (1, tokens, 0)

@@ -58,7 +58,7 @@ def serves(device_type: str) -> bool:
 def causal_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, pse: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Attend: query [Q, B, heads, D], key [S, B, groups, D], value [S, B, groups, E] → [Q, B, heads · E].
+    """Compute kernels.causal_attention.causal_attention: query [Q, B, heads, D], … → [Q, B, heads · E].
 
     `pse`: a bias [1, heads, Q, S], which the kernel scales together with the products; None: no bias.
     """

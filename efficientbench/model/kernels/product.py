@@ -2,7 +2,8 @@
 
 torch multiplies float32 matrices by its BLAS, on x86 oneMKL, and uses oneDNN only for narrower dtypes. Which one is
 faster differs between processors, even of one maker, and between kinds of product. So each is timed once, and the times
-are kept for later processes. A decoding step's products of a few tokens have an order of their own.
+are kept for later processes. In a decoding step, products of a few float32
+tokens are computed as weight · tokensᵀ.
 N = rows, I = inputs, O = outputs.
 """
 
@@ -52,7 +53,7 @@ def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = 
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
-def few_tokens(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear_of_few(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Return x [..., I] · weightᵀ [I, O] + bias [O] → [..., O], fast for a few tokens, as in a decoding step."""
     tokens = x.shape[:-1].numel()
     if x.device.type != "cpu" or x.dtype != torch.float32 or tokens > FEW_TOKENS:

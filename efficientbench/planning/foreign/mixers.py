@@ -164,6 +164,7 @@ class Recurrent:
     def decode_flops(self, tokens: int) -> int:
         return self.update_flops
 
+    # No square, and nothing that a mask hides.
     square_flops = causal_flops = decode_flops
 
     def state_bytes(self, tokens: int, element_bytes: int) -> int:

@@ -28,10 +28,33 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch.distributed.checkpoint.api import WRAPPED_EXCEPTION
 from torch.distributed.checkpoint.api import _wrap_exception as wrap_exception
 
+__all__ = [
+    "WRAPPED_EXCEPTION",
+    "AsyncCallsQueue",
+    "AsyncRequest",
+    "DistributedOptimizer",
+    "FileSystemWriterAsync",
+    "MCoreLoadPlanner",
+    "MCoreSavePlanner",
+    "TorchCommonLoadStrategy",
+    "TorchDistLoadShardedStrategy",
+    "TorchDistSaveShardedStrategy",
+    "by_sharded_keys",
+    "default_store",
+    "first_element",
+    "mcore_to_pyt_state_dict",
+    "nested_values",
+    "save_callbacks",
+    "save_state_dict_async_plan",
+    "wrap_exception",
+    "writing_process",
+]
+
 
 def default_store() -> dist.Store:
     """Return the key-value store through which the ranks met."""
-    return dist.distributed_c10d._get_default_store()
+    store: dist.Store = dist.distributed_c10d._get_default_store()
+    return store
 
 
 def writing_process(queue: AsyncCallsQueue) -> Any:
@@ -46,4 +69,5 @@ def save_callbacks(strategy: TorchDistSaveShardedStrategy, writer: FileSystemWri
 
 def first_element(optimizer: DistributedOptimizer, parameter: torch.nn.Parameter) -> int:
     """Return the position of this rank's first optimizer state within a parameter, in elements."""
-    return optimizer._get_model_param_range_map(parameter)["param"].start
+    begin: int = optimizer._get_model_param_range_map(parameter)["param"].start
+    return begin

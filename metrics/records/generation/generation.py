@@ -2,7 +2,7 @@
 
 A row is a combination of prompt, batch and new tokens; its prefill and its decoding are measured apart. Each field of
 `Phase` and `RowFigures` is a figure, from which every record, report and page follows. A formula's `m` is
-`PhaseMeasured` or `RowMeasured` of records/generation_facts.py. Time to first token and time per output token are those
+`PhaseMeasured` or `RowMeasured` of generation_facts.py. Time to first token and time per output token are those
 of one static batch in this project's own engine, where all prompts arrive at once, and not those of a server that
 schedules requests.
 """

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
+import torch.distributed as dist
 
 from efficientbench.config.load import resolve
 from efficientbench.devices.registry import find_device
-from efficientbench.training import groups
 from efficientbench.worker.rates import Do, Task, _seconds, device_tasks
 
 
@@ -30,7 +30,7 @@ def waits() -> None:
 def test_ranks_that_take_turns_on_cores_count_their_processor_time(
     monkeypatch: pytest.MonkeyPatch, do: Do, ranks_per_core: float, least_s: float, most_s: float
 ) -> None:
-    monkeypatch.setattr(groups, "barrier", lambda: None)
+    monkeypatch.setattr(dist, "barrier", lambda: None)
     taken_s = _seconds(Task("matmul", 1.0, lambda: do, ranks_per_core=ranks_per_core), find_device("cpu"), count=5)
     assert taken_s is not None
     assert least_s <= taken_s <= most_s
