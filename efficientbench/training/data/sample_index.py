@@ -177,8 +177,8 @@ def open_training(
         eod_mask_loss=False,
         create_attention_mask=False,
         # The fraction by which the samples of each source must exceed its share. Shares are rounded up, which makes a
-        # blend of n sources up to n - 1 samples longer than requested, and Megatron draws from a source as soon as it is
-        # behind. So a source of weight w and share s is drawn at most s + w (n - 1) + 1 times. Megatron's own
+        # blend of n sources up to n - 1 samples longer than requested, and Megatron draws from a source as soon as it
+        # is behind. So a source of weight w and share s is drawn at most s + w (n - 1) + 1 times. Megatron's own
         # surplus of 0.5 % is too small for few samples, and the run would end with an error.
         mid_level_dataset_surplus=max(0.005, len(prefixes) / samples),
         documents={
