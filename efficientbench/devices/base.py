@@ -133,6 +133,7 @@ class Device(ABC):
         """Return torch's namespace of the device type, such as torch.cuda; None without an allocator.
 
         It has `memory_allocated`, `empty_cache`, `synchronize` and their like.
+        A type without one overrides `count`, `synchronize`, `stamp`, `memory_capacity_bytes` and `names`.
         """
 
     def names(self) -> list[str]:

@@ -54,11 +54,10 @@ def tune_rank(job: TuningJob, rank: Rank) -> bool:
         from efficientbench.finetuning.build import build, saved_shapes, sft_arguments
         from efficientbench.finetuning.checkpoints import TuningCheckpoints
         from efficientbench.finetuning.listeners import DeepSpeedFile, Heartbeat, Spent, Stop, listeners
-        from efficientbench.finetuning.record import devices_of, write_tuning_record
+        from efficientbench.finetuning.record import peak_of, write_tuning_record
         from efficientbench.finetuning.trainer import Tuner
         from efficientbench.metrics import EfficiencyCallback
         from efficientbench.metrics.monitoring.exchange import gather
-        from efficientbench.metrics.monitoring.matmul_peak import known_or_measured
         from efficientbench.training.collectives import collectives_begun
 
     deepspeed = deepspeed_config(job.config, device)
@@ -66,18 +65,16 @@ def tune_rank(job: TuningJob, rank: Rank) -> bool:
     # Before the model: ZeRO-3 partitions only models that are loaded after the arguments exist.
     args = sft_arguments(job, deepspeed, device.type)
     heartbeat.collectives = collectives_begun
-    if dist.is_initialized():
-        # The first node's parent process has found the checkpoint.
-        job = replace(job, resume=gather(job.resume, Path | None)[0])
+    # The first node's parent process has found the checkpoint.
+    job = replace(job, resume=gather(job.resume, Path | None)[0])
     heartbeat.at(0, "reading examples and checkpoint")
     _read_plainly(job, heartbeat)
     earlier = read_manifest(job.resume).progress if job.resume is not None else None
     lost_s = _cut_logs(OutputFolder(job.output), job.resumed_step, earlier) if rank.number == 0 else 0.0
-    train, held_out, order, levels = read_examples(job.examples)
+    train, held_out, order, _ = examples = read_examples(job.examples)
     # All ranks need the same order, or their batches overlap.
     _check_world(job, fingerprint_of(train, held_out, order))
-    given, dtype = job.config.measurement.peak_flops, job.config.training.dtype
-    peak = known_or_measured(given, device.names()[0], dtype, args.device, devices_of(job, device))
+    peak = peak_of(job, device, args.device)
     with _built_visibly(heartbeat):
         model, initial = build(job.config, job.model)
     warmup_steps, meters = job.config.measurement.warmup_steps, job.config.measurement.meters or ()
@@ -100,10 +97,8 @@ def tune_rank(job: TuningJob, rank: Rank) -> bool:
         dist.barrier()
         spent.saved()
         assert monitor.run is not None  # the training has ended
-        write_tuning_record(
-            *(job, device, rank, peak, trainer, monitor.run, train, held_out, order, levels),
-            *(saved, spent.spent(), stop.by_time.longest_s),
-        )
+        ended = saved, spent.spent(), stop.by_time.longest_s
+        write_tuning_record(job, device, rank, peak, trainer, monitor.run, examples, *ended)
     return stop.stopped
 
 

@@ -29,6 +29,8 @@ from efficientbench.running.identity import shared_identity
 from efficientbench.running.rank_process import Rank
 
 if TYPE_CHECKING:
+    import torch
+
     from efficientbench.finetuning.examples.examples import Examples
     from efficientbench.finetuning.trainer import Tuner
     from efficientbench.metrics.monitoring.matmul_peak import Peak
@@ -37,6 +39,14 @@ if TYPE_CHECKING:
 def devices_of(job: TuningJob, device: Device) -> int:
     """Return the number of accelerators, or of nodes if the host is the device."""
     return job.nodes if device.memory_capacity_bytes() is None else job.world
+
+
+def peak_of(job: TuningJob, device: Device, place: torch.device) -> Peak:
+    """Return the peak of one device, see `known_or_measured`; `place`: this rank's device."""
+    from efficientbench.metrics.monitoring.matmul_peak import known_or_measured
+
+    given, dtype = job.config.measurement.peak_flops, job.config.training.dtype
+    return known_or_measured(given, device.names()[0], dtype, place, devices_of(job, device))
 
 
 PACKAGES = ("efficientbench", "torch", "torch-npu", "transformers", "trl", "peft", "accelerate", "deepspeed")
@@ -50,10 +60,7 @@ def write_tuning_record(
     peak: Peak,
     trainer: Tuner,
     run: RunMeasurement,
-    train: Examples,
-    held_out: Examples,
-    order: np.ndarray,
-    levels: np.ndarray,
+    examples: tuple[Examples, Examples, np.ndarray, np.ndarray],
     saved_numbers: int | None,
     spent: TimeSpent | None,
     checkpoint_bound_s: float,
@@ -67,17 +74,14 @@ def write_tuning_record(
         peak: the peak of one device.
         trainer: the trainer, after the training.
         run: the run's measurement.
-        train: the training examples.
-        held_out: the held-out examples.
-        order: the order of the training examples over the full run.
-        levels: the held-out examples' levels; -1: none.
+        examples: as `read_examples` returns them.
         saved_numbers: how many numbers the verified files hold; None: the run was stopped.
         spent: the wall time by part; None: earlier attempts spent time that is not known.
         checkpoint_bound_s: the longest time after which a checkpoint fell due, s.
     """
     if rank.number:
         return
-    config = job.config
+    config, (train, held_out, order, levels) = job.config, examples
     parameters, trained = _parameters(trainer.model)
     # Over all examples, so that repeats, which draw different ones, have the same FLOPs per token.
     flops = _flops(job, train, device)
@@ -88,7 +92,7 @@ def write_tuning_record(
     read = _Read(train, order, config.training.micro_batch_size, job.steps)
     quality, validations = _quality(trainer, run, held_out, read)
     tuned = Tuning(
-        trained, len(run.step_numbers) * config.training.global_batch_size, _over(read.padded, run.step_numbers)
+        trained, len(run.step_numbers) * config.training.global_batch_size, _sum_over(read.padded, run.step_numbers)
     )
     summary = summarize(run, facts, quality, tuned=tuned, spent=spent, checkpoint_bound_s=checkpoint_bound_s)
     unknown = "the costs of this model's architecture, or of this method, are not known"
@@ -121,7 +125,7 @@ class _Read:
         self.supervised = train.supervised[order].reshape(steps, -1).sum(1)
 
 
-def _over(counts: np.ndarray, steps: Sequence[int]) -> int:
+def _sum_over(counts: np.ndarray, steps: Sequence[int]) -> int:
     """Return the sum of each step's counts over steps, which count from 1."""
     return int(counts[np.array(steps, np.int64) - 1].sum())
 
@@ -211,8 +215,8 @@ def _quality(trainer: Tuner, run: RunMeasurement, held_out: Examples, read: _Rea
         validations.append(
             Validation(
                 step=step,
-                tokens=_over(read.tokens, range(1, step + 1)),
-                measured_tokens=_over(read.tokens, measured),
+                tokens=_sum_over(read.tokens, range(1, step + 1)),
+                measured_tokens=_sum_over(read.tokens, measured),
                 loss=float(pairs[:, 0].sum() / pairs[:, 1].sum()),
                 loss_se=_standard_error(pairs),
                 windows=sum(end <= step for end in pauses),
@@ -227,7 +231,7 @@ def _quality(trainer: Tuner, run: RunMeasurement, held_out: Examples, read: _Rea
         validation_loss_se_values=len(held_out) if last else None,
         validation_tokens=int(held_out.supervised.sum()),
         validation_text=held_out.fingerprint,
-        supervised_tokens=_over(read.supervised, run.step_numbers),
+        supervised_tokens=_sum_over(read.supervised, run.step_numbers),
         reasons={"validation_bytes": "the size of the held-out answers in bytes is not counted"},
     )
     return quality, validations
@@ -260,7 +264,7 @@ def _finetuning(
         parts = {name: pairs[levels == number] for number, name in enumerate(names)}
         by_level = {name: float(part[:, 0].sum() / part[:, 1].sum()) for name, part in parts.items() if len(part)}
         loss = float(pairs[:, 0].sum() / pairs[:, 1].sum())
-        supervised = _over(read.supervised, range(1, step + 1))
+        supervised = _sum_over(read.supervised, range(1, step + 1))
         curve.append({"step": step, "supervised_tokens": supervised, "loss": loss, "by_level": by_level})
     return {
         "method": job.config.method,

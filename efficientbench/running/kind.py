@@ -1,6 +1,7 @@
 """The stages of a run, each a frozen value that one place makes, and how pretraining and fine-tuning differ in them.
 
-asked      the configuration as the user wrote it, and the site where the run takes place
+From the configuration as the user wrote it, and the site where the run takes place, follow:
+
 planned    the configuration with all that was decided for these devices: every later stage reads this one
 prepared   the text or examples, and how many steps read them
 job        what the ranks need, which they read from a file

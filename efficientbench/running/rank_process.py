@@ -78,6 +78,7 @@ def run_rank(module: str, job_file: Path) -> int:
     work: Work = importlib.import_module(module).rank_work(job_file)
     log_file = work.log / f"rank_{number}.log"
     set_up_logging(log_file)
+    # This process keeps the handlers to its end.
     received: list[int] = [] if work.ends_at_once else note_stop_signals()[0]
     heartbeat = HeartbeatWriter()
     try:

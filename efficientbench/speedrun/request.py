@@ -26,7 +26,7 @@ SAMPLE = EXPERIMENTS / "sample"
 """Conversations, questions and items that the package carries: what a smoke speedrun learns and is evaluated on."""
 CHOICES = "choices.json"
 KEPT = ("text", "files", "mixtures", "task_data", "allow_code", "limit", "vocabulary", "short", "smoke")
-"""Fields of a request that further models of the folder share; paths among them are absolute."""
+"""Fields of a request that further models of the folder share."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def keep_choices(request: Request) -> None:
                 f"{request.work} was made with {name} {found.get(name)}, not {value}: choose another folder with --work"
             )
     content = {"made_from": wanted, "asked": {name: getattr(request, name) for name in KEPT}}
-    write_file(path, (json.dumps(content, indent=2, default=str) + "\n").encode())
+    write_file(path, (json.dumps(content, indent=2, default=lambda each: str(each.absolute())) + "\n").encode())
 
 
 def kept_request(work: Path, device: str) -> Request:

@@ -91,6 +91,7 @@ def _suites(groups: Sequence[Group], rows: Sequence[RunRecord]) -> list[Suite]:
             continue
         suite, across_sizes, _ = suite_of(row.variant)
         key = suite, "" if across_sizes else row.size, group(row)
+        # With its full name, which `_suite` shortens.
         sets.setdefault(key, []).append(Row(number, name, row))
     identical = IdenticalRuns([each for each in groups if each.first.status == "completed"])
     labels = _condition_labels({key: members[0].record for key, members in sets.items()})

@@ -2,11 +2,11 @@
 
 Signatures, structures and units: Huawei, "DCMI API Reference" (dcmi_get_device_power_info in 0.1 W,
 dcmi_get_device_hbm_info and dcmi_get_device_memory_info_v3 in MB, dcmi_get_device_utilization_rate in %,
-dcmi_get_device_die_v2). What a power reading covers, from the driver's published source (github.com/hicann/driver,
+dcmi_get_device_die_v2, dcmi_get_device_frequency in MHz, dcmi_get_device_temperature in °C,
+dcmi_get_device_ecc_info). What a power reading covers, from the driver's published source (github.com/hicann/driver,
 npucli: npu_common_ext.c, npu_info_print.c): on a 910B the chip; on an A3 the card, shown with its first die alone; on
-a 310P the card, whose microcontroller has the only reading (dcmi_mcu_get_power_info). Settings and state
-(dcmi_get_device_frequency in MHz, dcmi_get_device_temperature in °C, dcmi_get_device_ecc_info): the library reports no
-cause of a lowered clock and no power limit.
+a 310P the card, whose microcontroller has the only reading (dcmi_mcu_get_power_info). The library reports
+no cause of a lowered clock and no power limit.
 """
 
 from __future__ import annotations
