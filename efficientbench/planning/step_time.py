@@ -102,7 +102,7 @@ def shared_pipeline_s(lengths_s: Sequence[float], micro_batches: int, slower: Se
     Args:
         lengths_s: each stage's time of a micro-batch while it computes alone.
         micro_batches: how many there are.
-        slower: by what factor a stage is slower while 1, 2, … stages compute.
+        slower: the factor by which a stage is slower while 1, 2, … stages compute.
     """
     orders = [_order(stage, len(lengths_s), micro_batches) for stage in range(len(lengths_s))]
     ended: set[tuple[int, bool, int]] = set()
