@@ -26,10 +26,10 @@ from efficientbench.studies.findings import (
 from efficientbench.studies.further import Further, what_would_help
 from efficientbench.studies.ladder import LEAST_BUDGETS, LEAST_SIZES, Cell, Ladder
 from efficientbench.studies.law import PUBLISHED, HeldOut, held_out, law_of
-from efficientbench.studies.runs import MatchLeft, RunState, Study, TargetCost
+from efficientbench.studies.runs import MatchLeft, RunState, Study, StudyRun, TargetCost
 from efficientbench.studies.suite import StudySection
 from efficientbench.studies.target_costs import costs_of
-from efficientbench.studies.verdict import Verdict, judge
+from efficientbench.studies.verdict import Standing, Verdict, judge
 
 EDITION = 3
 """The edition of the fit: verdicts of one edition come from the same priors and rules."""
@@ -68,6 +68,8 @@ class Findings:
     """E, A, B, alpha and beta of the variants' mean."""
     no_loss: str | None
     """Why the losses at the target are not told; None where they are."""
+    no_bits_per_byte: str | None
+    """Why they are not told in bits per byte either; None where a loss is, or where `no_loss` says it."""
     outliers: tuple[str, ...]
     """Runs that the law leaves out."""
     held_out: HeldOut | None
@@ -223,14 +225,18 @@ def _findings(study: Study, ladder: Ladder) -> Findings:
         no_loss = str(error)
     costs, sources = costs_of(study, ladder.variants)
     verdict = judge(effects, law, (target.parameters, target.tokens), costs)
+    complete = [run for run in study.runs if run.state == "complete"]
+    bits_per_nat, no_bits_per_byte = _bits_per_nat(complete)
     if no_loss is not None:
         verdict = replace(verdict, standings=tuple(replace(each, loss=None) for each in verdict.standings))
+        no_bits_per_byte = None
+    elif bits_per_nat is not None:
+        verdict = replace(verdict, standings=tuple(_in_bits(each, bits_per_nat) for each in verdict.standings))
     predicted, no_held_out = None, None
     try:
         predicted = held_out(ladder)
     except MetricsError as error:
         no_held_out = str(error)
-    complete = [run for run in study.runs if run.state == "complete"]
     undecided = verdict.best.named is None and not verdict.is_level
     return Findings(
         verdict=verdict,
@@ -239,6 +245,7 @@ def _findings(study: Study, ladder: Ladder) -> Findings:
         further=what_would_help(ladder, effects, prior, target, complete) if undecided else None,
         law=numbers,
         no_loss=no_loss,
+        no_bits_per_byte=no_bits_per_byte,
         outliers=outliers,
         held_out=predicted,
         no_held_out=no_held_out,
@@ -251,6 +258,20 @@ def _findings(study: Study, ladder: Ladder) -> Findings:
         cost_sources=sources,
         prior=prior,
     )
+
+
+def _bits_per_nat(complete: Sequence[StudyRun]) -> tuple[float | None, str | None]:
+    """Return a loss of one nat a token in bits per byte, or why that is not known; all runs have one text."""
+    record = complete[0].record
+    assert record is not None
+    if record.bits_per_byte is None or record.validation_loss is None:
+        return None, record.unavailable["bits_per_byte"]
+    return record.bits_per_byte / record.validation_loss, None
+
+
+def _in_bits(standing: Standing, bits_per_nat: float) -> Standing:
+    assert standing.loss is not None
+    return replace(standing, bits_per_byte=standing.loss.times(bits_per_nat))
 
 
 def _named_outliers(ladder: Ladder, outlying: np.ndarray) -> Sequence[str]:

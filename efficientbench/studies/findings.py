@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from efficientbench.metrics.formulas.student import t_quantile_95
-from efficientbench.studies.effects import Effects, seed_noise
+from efficientbench.studies.effects import Effects, contrasts, seed_noise
 from efficientbench.studies.ladder import Cell, Ladder
 from efficientbench.studies.simulate import NAMED
 from efficientbench.studies.verdict import POSSIBLE, crossings
@@ -71,6 +71,8 @@ class Noise:
     """Of one variant's loss in a cell."""
     difference: float | None
     """Of the difference of two variants that read the same text in the same order."""
+    of_trunk: float | None
+    """The share of the difference's variance that the budgets of a seed have in common; None without trunks too."""
 
 
 def differences(ladder: Ladder, effects: Effects) -> list[CellDifference]:
@@ -156,4 +158,16 @@ def _noise(size: str, own: Ladder) -> Noise:
     contrast = seed_noise(own)
     # A contrast of two variants is their difference over the root of 2.
     difference = None if contrast is None else contrast * 2**0.5
-    return Noise(size, seed_noise(own, np.eye(len(own.variants))), difference)
+    return Noise(size, seed_noise(own, np.eye(len(own.variants))), difference, _of_trunk(own))
+
+
+def _of_trunk(own: Ladder) -> float | None:
+    """Return the intraclass correlation of a size's budgets, by the variances of their mean and of each (Fisher)."""
+    whole = own.present.all(axis=0)
+    budgets, seeds = len(own.cells), int(whole.sum())
+    if not own.trunks or budgets < 2 or seeds < 2:
+        return None
+    values = np.einsum("rv,vcs->rcs", contrasts(len(own.variants)), own.losses[:, :, whole])
+    apart = values - values.mean(axis=2, keepdims=True)
+    each, mean = float((apart**2).mean()), float((apart.mean(axis=1) ** 2).mean())
+    return max(0.0, (budgets * mean / each - 1) / (budgets - 1)) if each else None

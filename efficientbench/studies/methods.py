@@ -63,8 +63,16 @@ def rates(answer: Answer) -> Part:
 
 def spread(found: Findings) -> Part:
     """Return the noise between seeds."""
-    rows = [(each.size, nats(each.loss), nats(each.difference)) for each in found.noise]
-    header = ("size", "sd of a loss between seeds", "sd of a difference between seeds")
+    rows = [
+        (
+            each.size,
+            nats(each.loss),
+            nats(each.difference),
+            ABSENT if each.of_trunk is None else percent(each.of_trunk),
+        )
+        for each in found.noise
+    ]
+    header = ("size", "sd of a loss between seeds", "sd of a difference between seeds", "its variance from the trunk")
     return Part("spread", "Noise", (), Table(header, rows))
 
 

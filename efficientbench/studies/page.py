@@ -166,15 +166,15 @@ def _standings(answer: Answer, found: Findings) -> Table:
     baseline, costs = answer.section.baseline, answer.costs
     units = list(found.verdict.cheapest)
     cache = found.serving.get(CACHE)
-    header = ["variant", "loss at target", f"minus {baseline}", "P(best)", "device-hours", "kWh"]
+    header = ["variant", "loss at target", "bits per byte", f"minus {baseline}", "P(best)", "device-hours", "kWh"]
     header += ["cost"] if answer.price_per_hour is not None else []
     header += [f"{unit} to {baseline}'s loss" for unit in units] + ["cache/token", "Pareto"]
     rows = []
     for each in sorted(found.verdict.standings, key=lambda each: each.difference.mean if each.difference else 0.0):
         cost = costs[each.variant]
         hours = None if cost.device_seconds is None else cost.device_seconds / 3600
-        row = [each.variant, loss_text(each.loss), difference_text(each.difference), chance(each.best), figure(hours)]
-        row.append(figure(None if cost.joules is None else cost.joules / 3.6e6))
+        row = [each.variant, loss_text(each.loss), loss_text(each.bits_per_byte), difference_text(each.difference)]
+        row += [chance(each.best), figure(hours), figure(None if cost.joules is None else cost.joules / 3.6e6)]
         if answer.price_per_hour is not None:
             row.append(figure(None if hours is None else hours * answer.price_per_hour))
         row += [ratio_text(each.to_baseline[unit]) for unit in units]
@@ -203,6 +203,8 @@ def _notes(answer: Answer, found: Findings) -> list[str]:
     level = [f"{one} and {other}" for one, other in found.verdict.level]
     notes += [f"Level within {LEVEL} nats: {'; '.join(level)}."] if level else []
     notes.append(f"The target is {_reach(answer, found):.1f} times the largest size.")
+    if found.no_bits_per_byte is not None:
+        notes.append(f"Bits per byte: {found.no_bits_per_byte}.")
     axes = ["loss", *found.verdict.cheapest, *found.serving]
     notes.append(f"Pareto: over {', '.join(axes)}; no: dominated in 97.5 % of the draws.")
     notes += [f"{unit}: {told}." for unit, told in found.cost_sources.items()]

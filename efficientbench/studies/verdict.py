@@ -41,6 +41,10 @@ class Interval:
         logs = cls.of(np.log(draws))
         return cls(*(math.exp(each) for each in (logs.mean, logs.low, logs.high)))
 
+    def times(self, factor: float) -> Interval:
+        """Return the interval in another unit."""
+        return Interval(self.mean * factor, self.low * factor, self.high * factor)
+
     def within(self, bound: float) -> bool:
         """Return whether the interval lies within a bound on both sides of 0."""
         return -bound <= self.low and self.high <= bound
@@ -74,6 +78,8 @@ class Standing:
     """Unit → the training's cost until the baseline's loss, over the baseline's cost."""
     dominated: float
     """The probability that another variant is as good in loss and all costs, and better in one."""
+    bits_per_byte: Interval | None = None
+    """The loss in bits per byte of the validation text; None where either is not known."""
 
     @property
     def on_front(self) -> bool | None:

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from support.command_line import TIME_LIMIT_S, children, efficientbench, record, started, until
+from support.study_schema import check_study
 from support.tiny_studies import write_study
 
-RATIOS = (4, 8)
+RATIOS = (4, 8, 16)
 SHORT = ("training.global_batch_size=32", "training.micro_batch_size=32", "measurement.min_steps=4")
 
 
@@ -72,10 +73,11 @@ def test_a_killed_study_goes_on_where_it_was_and_ends_with_every_run(tmp_path: P
     # Every shorter run continued the longest of its seed, whose state is not needed any more.
     begun = {cell: each["config"]["init"] for cell, each in found.items() if each["config"]["init"]["run"]}
     assert {cell: Path(init["run"]) for cell, init in begun.items()} == {
-        cell: suite / cell.replace("__4x", "__8x") / "seed_1234" for cell in cells if cell.endswith("__4x")
+        cell: suite / re.sub("__[48]x", "__16x", cell) / "seed_1234" for cell in cells if not cell.endswith("__16x")
     }
     assert not [each for init in begun.values() for each in Path(init["run"]).glob(f"checkpoint/*{init['step']:08d}")]
     answers = [json.loads((suite / "study.json").read_text(encoding="utf-8"))]
+    check_study(answers[0])
     assert [line["state"] for line in answers[0]["runs"]] == ["complete"] * len(cells)
     again = efficientbench("study", str(file), "--verdict", f"output={suite}", *SHORT, expect=0)
     answers.append(json.loads((suite / "study.json").read_text(encoding="utf-8")))
@@ -96,9 +98,9 @@ def test_two_calls_of_one_study_share_its_runs_and_measure_generation_once(tmp_p
     assert "Traceback" not in "".join(text for each in told for text in each)
     after = states(suite)
     assert {each["state"] for each in after.values()} == {"done"}
-    assert len(after) == 12
+    assert len(after) == 2 * 3 * len(RATIOS)
     generated = {path.parent.parent.name for path in suite.glob("*/*/generation.json")}
-    assert generated == {"gqa_32k__8x", "mla_32k__8x"}
+    assert generated == {"gqa_32k__16x", "mla_32k__16x"}
     # Each run was trained once, by one of the two.
     for name, state in after.items():
         assert state["attempts"] == 1 + (name.partition("__seed")[0] in generated), name

@@ -60,7 +60,7 @@ LONG = {
     "end_to_end/test_speedrun_kills.py": r"test_a_kill_in_any_stage",
     "end_to_end/test_speedrun_smoke.py": r"test_a_smoke_speedrun",
     "end_to_end/test_stopping.py": r"test_a_stopped_run_is_set_aside",
-    "end_to_end/test_study.py": r"test_a_killed_study|test_two_calls",
+    "end_to_end/test_study.py": r"test_two_calls",
     "end_to_end/test_survival.py": r"killed_ten_times",
     "end_to_end/test_sweep.py": r"test_two_sweeps|test_an_automatic_micro_batch|test_a_time_limit",
     "end_to_end/test_sweep_generation.py": r"without_retraining",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ OF_TRUTH = {"mla": 0, "gqa": 1, "nsa": 2}
 """Variant → its place in a truth, in which the first leads."""
 TARGET = Cell("1.5B", 1.5e9, 30e9)
 TOKENS_PER_S = 1e5
+BYTES_PER_TOKEN = 4.5
 HOURS = 1000.0
 """Device-hours of each variant at the target."""
 
@@ -61,6 +63,7 @@ def _run(folder: Path, variant: str, cell: Cell, seed: int, loss: float) -> Stud
     values = {
         **{"run": f"{variant}_{cell.size}", "variant": variant, "size": cell.size, "seed": seed},
         **{"validation_loss": loss, "validation_text": "a" * 64, "tokens_per_s": TOKENS_PER_S},
+        "bits_per_byte": loss / math.log(2) / BYTES_PER_TOKEN,
     }
     return StudyRun(variant, cell, seed, where, "complete", 3e-3, make_record(values), None)
 

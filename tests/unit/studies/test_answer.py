@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
 import pytest
 from support.generated import generation, row
 from support.simulated_studies import LAWS, TIE
-from support.studies import HOURS, TOKENS_PER_S, study, without
+from support.simulated_studies import simulate as simulated
+from support.studies import BYTES_PER_TOKEN, HOURS, TOKENS_PER_S, study, without
 
 from efficientbench.basics.errors import MetricsError
 from efficientbench.studies import simulate
 from efficientbench.studies.answer import Answer, answer
 from efficientbench.studies.cautions import of_fit, of_plan
+from efficientbench.studies.findings import noises
 from efficientbench.studies.further import Extra, Further, SmallerTarget
 from efficientbench.studies.ladder import Cell
 from efficientbench.studies.law import HeldOut
@@ -91,6 +94,34 @@ def test_the_table_has_each_variants_figures_at_the_target(named: Answer) -> Non
     assert "The target is 4.3 times the largest size." in notes
     assert "As measured at the largest size, 350M, 14.0B tokens: mla " in notes
     assert f"Pareto: over loss, device-hours, {CACHE}" in notes
+
+
+def test_the_loss_at_the_target_stands_in_bits_per_byte_too(named: Answer, clear: Study) -> None:
+    found = named.findings
+    assert found is not None
+    for each in found.verdict.standings:
+        assert each.loss is not None
+        assert each.bits_per_byte is not None
+        for name in ("mean", "low", "high"):
+            expected = getattr(each.loss, name) / math.log(2) / BYTES_PER_TOKEN
+            assert getattr(each.bits_per_byte, name) == pytest.approx(expected)
+    table = verdict(named).table
+    assert table is not None
+    assert [float(row[2].partition(" ")[0]) for row in table.rows] == [
+        pytest.approx(float(row[1].partition(" ")[0]) / math.log(2) / BYTES_PER_TOKEN, abs=1e-3) for row in table.rows
+    ]
+    why = "the validation text's size in bytes is not known"
+    unsized = tuple(
+        replace(
+            run, record=run.record.model_copy(update={"bits_per_byte": None, "unavailable": {"bits_per_byte": why}})
+        )
+        for run in clear.runs
+        if run.record is not None
+    )
+    table = verdict(answer(replace(clear, runs=unsized))).table
+    assert table is not None
+    assert {row[2] for row in table.rows} == {"n/a"}
+    assert f"Bits per byte: {why}." in table.notes
 
 
 def test_methods_and_every_run_follow_the_answer(named: Answer) -> None:
@@ -295,8 +326,23 @@ def test_two_budgets_tell_differences_and_no_loss(clear: Study) -> None:
     )
     table = verdict(found).table
     assert table is not None
-    assert {row[1] for row in table.rows} == {"n/a"}
+    assert {tuple(row[1:3]) for row in table.rows} == {("n/a", "n/a")}
+    assert not [note for note in table.notes if note.startswith("Bits per byte")]
     assert table.rows[0][0] == "mla"
+
+
+@pytest.mark.parametrize("trunk", [0.0, 0.0009, 0.003])
+def test_the_page_tells_how_much_of_the_noise_a_trunks_branches_share(trunk: float) -> None:
+    truth = replace(LAWS, trunk=trunk)
+    drawn = simulated(truth, 1, seeds=400)
+    ladder = replace(drawn.plan, losses=drawn.losses[0])
+    expected = trunk**2 / (trunk**2 + truth.branch**2)
+    assert [each.of_trunk for each in noises(ladder)] == pytest.approx([expected] * 3, abs=0.05)
+    assert [each.of_trunk for each in noises(replace(ladder, trunks=False))] == [None] * 3
+    assert [each.of_trunk for each in noises(replace(ladder, losses=ladder.losses[..., :1]))] == [None] * 3
+    table = _part(answer(study(truth)), "spread").table
+    assert table is not None
+    assert all(row[3].endswith(" %") for row in table.rows)
 
 
 def test_a_price_has_a_column_of_costs(named: Answer) -> None:

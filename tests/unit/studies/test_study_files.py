@@ -12,9 +12,9 @@ import pytest
 from support.command_line import environment
 from support.metrics_parts import make_record, printed
 from support.pages import Parsed
-from support.repository import ROOT
 from support.simulated_studies import LAWS
 from support.studies import study
+from support.study_schema import check_study
 from support.tiny_studies import write_record, write_study
 from typer.testing import CliRunner
 
@@ -49,44 +49,7 @@ def test_the_json_is_read_again_as_the_same_answer_and_has_the_keys_of_its_schem
     assert content["edition"] == 3
     assert content["findings"]["named"] == "mla"
     assert content["searches"]["mla_50M"] == {"0.003": 5.9, "0.006": None}
-    schema = json.loads((ROOT / "docs" / "study.schema.json").read_text(encoding="utf-8"))
-    _check(content, schema, schema["$defs"])
-
-
-def _check(content: object, schema: dict, named: dict) -> None:
-    """Check the keys of each mapping, and the type of each value, against a schema as pydantic writes it."""
-    if "$ref" in schema:
-        schema = named[schema["$ref"].rpartition("/")[2]]
-    if "anyOf" in schema:
-        failures = []
-        for choice in schema["anyOf"]:
-            try:
-                _check(content, choice, named)
-                return
-            except AssertionError as error:
-                failures.append(error)
-        raise AssertionError(failures)
-    kinds: dict[str, type | tuple[type, ...]] = {
-        "object": dict,
-        "array": list,
-        "string": str,
-        "number": (int, float),
-        "integer": int,
-        "boolean": bool,
-        "null": type(None),
-    }
-    kind = str(schema.get("type", "object" if "properties" in schema else ""))
-    assert kind == "" or isinstance(content, kinds[kind]), (content, schema)
-    if isinstance(content, dict) and "properties" in schema:
-        assert set(schema.get("required", ())) <= content.keys() <= schema["properties"].keys()
-        for key, value in content.items():
-            _check(value, schema["properties"][key], named)
-    elif isinstance(content, dict) and isinstance(schema.get("additionalProperties"), dict):
-        for value in content.values():
-            _check(value, schema["additionalProperties"], named)
-    elif isinstance(content, list) and "items" in schema:
-        for value in content:
-            _check(value, schema["items"], named)
+    check_study(content)
 
 
 def test_the_page_is_whole_and_safe_and_has_its_plots(found: Answer) -> None:
