@@ -197,6 +197,12 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     ]
 
 
+def took(folder: Path) -> str:
+    """Return how long the runs of a repetition took, its searches and its judge included, each on one core."""
+    seconds = [read_record(path).wall_s for path in folder.rglob(RECORD_NAME)]
+    return f"{len(seconds)} runs took {sum(each or 0.0 for each in seconds) / 3600:.2f} hours of one core."
+
+
 def failures(repetitions: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what was asked of these repetitions and does not hold; the intervals are counted over three."""
     found, named, inside = [], set(), 0
@@ -236,7 +242,8 @@ def repetition(number: int, folder: Path) -> dict[str, Any]:
     assert told.table is not None
     return {
         **{"repetition": number, "named": found.findings.named, "slope": found.slope, "cautions": list(found.cautions)},
-        **{"answer": list(told.lines), "quote": [page.quote(found, found.findings)]},
+        **{"answer": list(told.lines), "notes": list(told.table.notes), "took": [took(own)]},
+        "quote": [page.quote(found, found.findings)],
         **{"standings": [dict(zip(told.table.header, row, strict=True)) for row in told.table.rows]},
         **{"rows": rows, "table": table(rows)},
     }

@@ -14,6 +14,7 @@ from efficientbench.basics.errors import ConfigError
 from efficientbench.cli.app import app
 from efficientbench.cli.launch_script import Machines, named_runs
 from efficientbench.config.load import resolve
+from efficientbench.config.matrix import load_matrix
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import count_parameters, flops_per_token, kv_cache_bytes_per_token
 from efficientbench.planning.vocabulary import resolve_run
@@ -49,6 +50,14 @@ def test_the_feed_forward_width_equals_the_named_runs_cost(name: str, match: str
         model = found.model.model_copy(update={"ffn_hidden_size": other_width})
         moved = COUNTS[match](found.model_copy(update={"model": model})) / COUNTS[match](other) - 1
         assert abs(left) <= abs(moved)
+
+
+def test_every_run_of_the_matrix_comes_within_a_percent_of_gqas_flops() -> None:
+    matrix = load_matrix()
+    names = {run.name for run in matrix.all_runs if run.variant in matrix.variants}
+    left = {name: abs(solved(name, "match=flops", "match_to=gqa").match_left or 0.0) for name in sorted(names)}
+    assert len(left) >= 50
+    assert {name: share for name, share in left.items() if share > 0.01} == {}
 
 
 def test_tensor_parallel_ranks_have_widths_of_whole_steps() -> None:

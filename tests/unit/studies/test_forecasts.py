@@ -58,9 +58,9 @@ def test_undecided_studies_get_a_name_after_an_extension_as_often_as_predicted(e
     kinds = (LAWS, replace(LAWS, gap=1), replace(FLAWS["one size off"], name="one size off", gap=2))
     predicted, real = (
         np.concatenate(each)
-        for each in zip(*(_predicted_and_real(kind, extra_size, 20) for kind in kinds), strict=True)
+        for each in zip(*(_predicted_and_real(kind, extra_size, 60) for kind in kinds), strict=True)
     )
-    assert len(predicted) >= 40
+    assert len(predicted) >= 120
     assert abs(predicted.mean() - real.mean()) <= 0.15
     likely = predicted >= np.quantile(predicted, 2 / 3)
     assert real[likely].mean() > real[~likely].mean()

@@ -66,16 +66,21 @@ def test_three_training_sets_get_no_wrong_name_on_five_texts_at_two_targets(publ
                 truth[text, size][name] = each["loss"]
     assert len(truth) == 10
     names = sorted({result.variant for result in losses[TEXTS[0]]})
-    named, wrong = 0, []
+    named, held, wrong = 0, 0, []
     for (text, size), measured in truth.items():
         ladder = Ladder.of(losses[text], names)
         effects = Fit(ladder, fitted_to(OTHER_TEXT, ladder)).draw(ladder.losses)
-        best = shares_best(effects.at(size, 20 * size))
+        drawn = effects.at(size, 20 * size)
+        best = shares_best(drawn)
         first = names[int(best.argmax())]
         assert measured[first] == min(measured.values()), "the right one is first, named or not"
         named += best.max() >= NAMED
         wrong += [text] if best.max() >= NAMED and measured[first] > min(measured.values()) else []
+        for place, name in enumerate(names[1:], start=1):
+            low, high = np.quantile(drawn[:, place] - drawn[:, 0], (0.025, 0.975))
+            held += bool(low <= measured[name] - measured[names[0]] <= high)
     assert wrong == []
+    assert held == 13, "docs/study.md, What goes wrong: of 20 intervals"
     assert named >= 5
 
 

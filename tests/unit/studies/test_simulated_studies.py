@@ -13,6 +13,7 @@ import pytest
 from support.simulated_studies import (
     FLAWS,
     LAWS,
+    MISTUNED,
     RULE,
     SIZES,
     TARGET,
@@ -93,6 +94,16 @@ def test_one_noisy_variant_hides_less_of_the_others_than_if_all_were_taken_for_e
     assert uneven.named > 1.1 * even.named
     assert uneven.covered >= max(even.covered, 181)
     assert uneven.wrong == even.wrong == 0
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(("gap", "named"), [(0, 16), (1, ALL), (3, ALL), (4, ALL)])
+def test_rates_that_miss_by_15_percent_cost_the_intervals_what_the_pages_warn_of(gap: float, named: int) -> None:
+    found = outcome(simulate(replace(MISTUNED, gap=gap), ALL))
+    # 146 to 156 in docs/study.md; 181 are asked of rates by the rule.
+    assert 0.7 * ALL <= found.covered <= 0.8 * ALL
+    assert found.wrong <= 6
+    assert found.named <= named
 
 
 def _law_holds(count: int) -> tuple[int, int]:
