@@ -39,6 +39,9 @@ def study(
     ] = False,
     verdict: Annotated[bool, switch("--verdict", "answer from the records that are there; train nothing")] = False,
     price_per_hour: PricePerHour = None,
+    served_tokens: Annotated[
+        float | None, option("N", "like 1e12: what training and serving so many tokens take, by --generate", 0.0)
+    ] = None,
     generate: Annotated[
         bool, switch("--generate", "measure generation with the largest trained model of each variant")
     ] = False,
@@ -81,6 +84,7 @@ def study(
         generate=generate,
         despite=names(despite),
         price_per_hour=price_per_hour,
+        served_tokens=served_tokens,
     )
     if dry_run:
         cluster = None

@@ -31,7 +31,7 @@ from efficientbench.studies.suite import StudySection
 from efficientbench.studies.target_costs import costs_of
 from efficientbench.studies.verdict import Standing, Verdict, judge
 
-EDITION = 3
+EDITION = 4
 """The edition of the fit: verdicts of one edition come from the same priors and rules."""
 BUDGETS_OF_A_LOSS = 3
 """Budgets without which the loss at the target is not told; differences need LEAST_BUDGETS."""

@@ -19,8 +19,10 @@ from efficientbench.metrics.records.record import RunRecord
 from efficientbench.planning.bill import HOUR_S, Bill, first_line
 from efficientbench.planning.table import ABSENT, plain_table, print_lines
 from efficientbench.studies.cells import LadderPlan, Models, cell_of, models_of, plan_ladder, study_overrides
+from efficientbench.studies.effects import Prior, fitted_to, seed_noise
 from efficientbench.studies.further import TRUNK_SHARE
 from efficientbench.studies.ladder import LEAST_SIZES, Ladder
+from efficientbench.studies.law import PUBLISHED_FROM
 from efficientbench.studies.rates import MOST_FURTHER, first_rates
 from efficientbench.studies.run import replaced
 from efficientbench.studies.runs import Study
@@ -66,18 +68,20 @@ def _sum(values: Iterable[float | None]) -> float | None:
     return sum(there) if len(there) == len(every) else None
 
 
-def _taken(run: Planned, machine: Machine, records: Sequence[RunRecord]) -> Taken:
-    """Return what a run takes on a machine, by the rates of records of the same devices if there are any."""
-    task = run.task
-    plan, found = task.plan, task.estimate(machine, records, usable_cores())
-    if plan is None or found is None:
+def _taken(run: Planned, plan: LadderPlan, records: Sequence[RunRecord]) -> Taken:
+    """Return what a run takes on the plan's machine, by the rates of records of the same devices if there are any."""
+    task, machine = run.task, plan.machine
+    found = task.estimate(machine, records, usable_cores() / (plan.jobs or 1))
+    of_run = task.plan
+    if of_run is None or found is None:
         why = f"{task.id}: {task.refused.reason if task.refused else 'has no plan'}"
         return Taken(None, Bill(None, 1, None, why), (why,))
-    per_token = known(lambda: plan.flops.training)
-    whole = bill_of(task, found, machine)
-    flops, time_s, energy_j = (
+    whole, per_token = bill_of(task, found, machine), known(lambda: of_run.flops.training)
+    # A branch trains its last part alone, and starts like any run.
+    time_s = None if whole.time_s is None else run.share * (whole.time_s - found.around_s) + found.around_s
+    flops, energy_j = (
         None if each is None else run.share * each
-        for each in (per_token and per_token * plan.budget.tokens, whole.time_s, whole.energy_j)
+        for each in (per_token and per_token * of_run.budget.tokens, whole.energy_j)
     )
     own = replace(whole, time_s=time_s, energy_j=energy_j)
     return Taken(flops, own, (f"time: {found.time_source}", f"energy: {found.energy_source}"))
@@ -91,7 +95,7 @@ def print_forecast(plan: LadderPlan, study: Study, console: Console) -> None:
     trained = [run.state in ("complete", "speed only") for run in study.runs]
     for run, is_trained in zip(planned, trained, strict=True):
         rows.setdefault(("cells", run.cell.size), []).append((run, is_trained))
-    taken = {row: [_taken(run, plan.machine, records) for run, _ in runs] for row, runs in rows.items()}
+    taken = {row: [_taken(run, plan, records) for run, _ in runs] for row, runs in rows.items()}
     every = [each for of_row in taken.values() for each in of_row]
     done = [is_done for runs in rows.values() for _, is_done in runs]
     left = [each.bill for each, is_done in zip(every, done, strict=True) if not is_done]
@@ -106,7 +110,9 @@ def print_forecast(plan: LadderPlan, study: Study, console: Console) -> None:
     lines = [told + ("; the first line is of what is left" if any(done) else "")]
     sources = dict.fromkeys(source for each in every for source in each.sources)
     lines += [f"{ABSENT} {source}" if source.startswith("energy: no record") else source for source in sources]
-    print_lines(console, [*lines, _disk(plan, planned, at_once), *_matched(study), *_precision(plan), *replaced(plan)])
+    print_lines(
+        console, [*lines, _disk(plan, planned, at_once), *_matched(study), *_precision(plan, study), *replaced(plan)]
+    )
 
 
 def _title(plan: LadderPlan) -> str:
@@ -167,15 +173,24 @@ def _matched(study: Study) -> list[str]:
     ]
 
 
-def _precision(plan: LadderPlan) -> list[str]:
-    section = plan.section
+def _precision(plan: LadderPlan, study: Study) -> list[str]:
+    section, measured = plan.section, seed_noise(study.ladder)
     ladder = Ladder.planned(section.ordered, tuple(plan.cells.values()), section.seeds, section.trunks)
-    found = precision(ladder, (plan.target.parameters, plan.target.tokens))
+    target, noise, prior = (plan.target.parameters, plan.target.tokens), PLANNED_NOISE, None
+    if measured is not None:
+        # Unevenness is one of all variants, and the precision that of two.
+        noise, prior = measured, replace(fitted_to(Prior(), study.ladder), unevenness=None)
+    found = precision(ladder, target, prior, noise)
+    # The published law is of larger models: below, its slope would be a guess.
+    worth = f" ({percent(found.compute, '.1f')} of the compute, by Chinchilla's law)"
+    apart = f"equal runs lie {noise:.2g} nats apart (standard deviation), " + (
+        "as those of these seeds do"
+        if measured is not None
+        else "as published ones of 124M parameters do; tiny models lie farther"
+    )
     lines = [
         f"precision: a difference at the target has a standard deviation of {found.deviation:.4f} nats; a gap of "
-        f"{found.gap:.3f} nats ({percent(found.compute, '.1f')} of the compute) is named with 80 %, if equal runs lie "
-        f"{PLANNED_NOISE} nats apart (standard deviation), as published ones of 124M parameters do; tiny models lie "
-        "farther"
+        f"{found.gap:.3f} nats{worth if target[0] >= PUBLISHED_FROM else ''} is named with 80 %, if {apart}"
     ]
     if found.gap > WIDE_GAP:
         lines.append(f"warning: smaller gaps than {found.gap:.3f} nats will mostly be left undecided")
@@ -204,7 +219,7 @@ def within_budget(
             f"ladder needs {LEAST_SIZES}"
         )
     plan = plan_ladder(probe.model_copy(update={"sizes": tuple(able)}), request, machine, jobs, True, ("reach",))
-    per_ratio, why = _hours(plan)
+    rates, why = _hours(plan)
     ascending = sorted(able, key=able.__getitem__)
     ladders = itertools.combinations(ascending, len(ascending) if "sizes" in words else LEAST_SIZES)
     reach = [
@@ -215,8 +230,8 @@ def within_budget(
     costs: dict[float, str] = {}
     for (ratios, seeds), ladder in itertools.product(_grids(words, matrix), reversed(reach)):
         units = TRUNK_SHARE * max(ratios) + (1 - TRUNK_SHARE) * sum(ratios) if trunks else sum(ratios)
-        hours = sum(per_ratio[size] for size in ladder) * units * seeds
-        hours += SEARCHED * min(ratios) * sum(per_ratio[size] for size in ladder[:2])
+        hours = sum(rates[size].of(units, len(ratios)) for size in ladder) * seeds
+        hours += sum(rates[size].of(SEARCHED * min(ratios), SEARCHED) for size in ladder[:2])
         if math.isnan(hours):
             raise ConfigError(f"--budget: no time is known for a run on {machine.name}: {why}")
         if hours <= device_hours:
@@ -264,14 +279,32 @@ def _apart(parameters: Sequence[float]) -> bool:
     return all(larger >= APART * smaller for smaller, larger in itertools.pairwise(parameters))
 
 
-def _hours(plan: LadderPlan) -> tuple[dict[str, float], str]:
-    """Return size → device-hours of all variants for one token per parameter and seed (NaN: not known), and why."""
+@dataclass(frozen=True)
+class _Hours:
+    """Device-hours of all variants at one size; NaN: not known."""
+
+    per_ratio: float
+    """Of the training with one token per parameter."""
+    per_run: float
+    """Of what a run takes besides, like its start."""
+
+    def of(self, ratios: float, runs: int) -> float:
+        """Return the hours of so many runs of each variant, `ratios` tokens per parameter together."""
+        return self.per_ratio * ratios + self.per_run * runs
+
+
+def _hours(plan: LadderPlan) -> tuple[dict[str, _Hours], str]:
+    """Return what each size takes, and why no time is known where none is."""
     found, why = {}, ""
-    ratio = min(plan.section.tokens_per_parameter)
+    few, many = min(plan.section.tokens_per_parameter), max(plan.section.tokens_per_parameter)
     for size in plan.section.sizes:
-        cell = plan.cells[size, ratio]
-        taken = [_taken(run, plan.machine, []) for run in plan.runs({}) if run.cell == cell]
-        hours = _sum(each.device_hours for each in taken)
-        found[size] = math.nan if hours is None else hours / ratio
-        why = why or next((each.sources[0] for each in taken if each.device_hours is None), "")
+        taken = {
+            ratio: [_taken(run, plan, []) for run in plan.runs({}) if run.cell == plan.cells[size, ratio]]
+            for ratio in (few, many)
+        }
+        hours = {ratio: _sum(each.device_hours for each in of) for ratio, of in taken.items()}
+        less, more = (math.nan if each is None else each for each in hours.values())
+        per_ratio = (more - less) / (many - few)
+        found[size] = _Hours(per_ratio, less - few * per_ratio)
+        why = why or next((each.sources[0] for each in taken[few] if each.device_hours is None), "")
     return found, why

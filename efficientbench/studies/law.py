@@ -69,6 +69,8 @@ class Law:
 
 PUBLISHED = Law(np.array([[1.8172, 482.01, 2085.43, 0.3478, 0.3658]]), np.zeros((1, 2)))
 """Chinchilla's law as refitted by Besiroglu et al. (2024, arXiv 2404.10102), for a plan that has no losses yet."""
+PUBLISHED_FROM = 57e6
+"""Parameters of the smallest model that it was fitted to."""
 
 
 @dataclass(frozen=True)

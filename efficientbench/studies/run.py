@@ -134,7 +134,9 @@ def _generating(plan: LadderPlan, runs: Sequence[Planned]) -> list[Task]:
     return [replace(task, generates=True) for task in chosen] if plan.request.generate else []
 
 
-def found_study(plan: LadderPlan, name: str, price_per_hour: float | None = None) -> Study:
+def found_study(
+    plan: LadderPlan, name: str, price_per_hour: float | None = None, served_tokens: float | None = None
+) -> Study:
     """Return a study as it is on disk."""
     searched = search(plan)
     runs = tuple(_study_run(run, searched.rates.get((run.variant, run.cell.size))) for run in plan.runs(searched.rates))
@@ -152,6 +154,7 @@ def found_study(plan: LadderPlan, name: str, price_per_hour: float | None = None
         costs_at_target(plan, runs),
         devices[0] if devices else None,
         price_per_hour,
+        served_tokens,
     )
 
 

@@ -68,6 +68,10 @@ class TargetCost:
     energy_source: str
     """Where the joules are from, or why there are none."""
     cache_bytes_per_token: int | None
+    rates: tuple[float, ...] = ()
+    """FLOP/s of a device in each run that the seconds are measured from."""
+    energies: tuple[float, ...] = ()
+    """J per FLOP in each run that the joules are measured from."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,8 @@ class Study:
     """The devices of the ladder's records; None without a record."""
     price_per_hour: float | None = None
     """Of one device, in the user's currency."""
+    served_tokens: float | None = None
+    """Tokens that the trained model will serve; None: not asked."""
 
     @property
     def ladder(self) -> Ladder:

@@ -47,6 +47,7 @@ class Question:
     generate: bool = False
     despite: Collection[str] = ()
     price_per_hour: float | None = None
+    served_tokens: float | None = None
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -86,6 +87,7 @@ def study(
     generate: bool = False,
     despite: Collection[str] = (),
     price_per_hour: float | None = None,
+    served_tokens: float | None = None,
     train: bool = True,
     jobs: int | Literal["auto"] = "auto",
     time_limit_s: float | None = None,
@@ -104,6 +106,7 @@ def study(
         generate: whether generation is measured with the largest model of each variant.
         despite: `reach`: a target further away than a study reaches.
         price_per_hour: of one device, in your currency.
+        served_tokens: tokens that the trained model will serve, where generation is measured.
         train: whether to train what is missing; else the answer is of the records that are there.
         jobs: runs at once, or `auto`: as many as have devices of their own, on a CPU one for each core.
         time_limit_s: time limit of one run in seconds; None: no limit.
@@ -120,7 +123,7 @@ def study(
         KeyboardInterrupt: Ctrl-C; the same call goes on from there. SystemExit: SIGTERM or SIGHUP.
     """
     limits = target, baseline, match, seeds, budget
-    question = Question(subject, overrides, *limits, generate, despite, price_per_hour)
+    question = Question(subject, overrides, *limits, generate, despite, price_per_hour, served_tokens)
     found, code = trained(question, str(jobs), time_limit_s, retry_failed) if train else (as_found(question), 0)
     if code == STOP_EXIT_CODES[signal.SIGINT]:
         raise KeyboardInterrupt
@@ -142,7 +145,7 @@ def trained(question: Question, jobs: str, time_limit_s: float | None, retry_fai
     at_once = runs_at_once(jobs, machine)
     plan = planned(question, machine, at_once)
     code = train_runs(plan, Manner(machine, at_once, time_limit_s, retry_failed))
-    return found_study(plan, question.name, question.price_per_hour), code
+    return _as_it_is(plan, question), code
 
 
 def tell(study: Study) -> None:
@@ -163,7 +166,7 @@ def forecast(question: Question, jobs: str, cluster: Machine | None = None) -> N
     """
     machine = cluster or find_machine(device_of(_request(question)))
     plan = planned(question, machine, runs_at_once(jobs, machine), dry_run=True)
-    found = found_study(plan, question.name, question.price_per_hour)
+    found = _as_it_is(plan, question)
     print_forecast(plan, found, Console(highlight=False, width=200, soft_wrap=True))
 
 
@@ -176,7 +179,11 @@ def as_found(question: Question) -> Study:
     if question.budget is not None:
         machine = find_machine(device_of(_request(question)))
         jobs = runs_at_once("auto", machine)
-    return found_study(planned(question, machine, jobs, dry_run=True), question.name, question.price_per_hour)
+    return _as_it_is(planned(question, machine, jobs, dry_run=True), question)
+
+
+def _as_it_is(plan: LadderPlan, question: Question) -> Study:
+    return found_study(plan, question.name, question.price_per_hour, question.served_tokens)
 
 
 def planned(question: Question, machine: Machine, jobs: int | None, dry_run: bool = False) -> LadderPlan:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,26 +17,53 @@ from efficientbench.costs.model import flops_per_token, kv_cache_bytes_per_token
 from efficientbench.metrics.analysis.generation import common_combinations, text_of
 from efficientbench.metrics.analysis.life_cost import UNITS, Model, served_token
 from efficientbench.metrics.analysis.repeats import Group
+from efficientbench.metrics.formulas.student import t_quantile_95
+from efficientbench.metrics.records.figure import count
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.planning.plan import make_plan, with_kernels
 from efficientbench.studies.cells import LadderPlan
+from efficientbench.studies.effects import DRAWS
 from efficientbench.studies.runs import Study, StudyRun, TargetCost
 from efficientbench.studies.verdict import Costs
+from efficientbench.studies.words import percent
 from efficientbench.sweep.estimate import estimate
 
 HOURS, KWH, FLOPS, SERVING = "device-hours", "kWh", "FLOPs", "serving"
 CACHE = "cache bytes per token"
-_Read = Callable[[TargetCost], float | None]
-_READ: Mapping[str, tuple[_Read, Callable[[TargetCost], str]]] = {
-    HOURS: (
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """How a variant's cost is read in one unit."""
+
+    value: Callable[[TargetCost], float | None]
+    source: Callable[[TargetCost], str]
+    """How the cost is known, or why it is not."""
+    runs: Callable[[TargetCost], tuple[float, ...]] = lambda cost: ()
+    """The figures of single runs whose mean it follows from."""
+    served: str = ""
+    """The unit in which serving is measured."""
+    each: float = 1.0
+    """How many of that one of this is."""
+
+
+_UNITS = {
+    HOURS: _Unit(
         lambda cost: None if cost.device_seconds is None else cost.device_seconds / 3600,
         lambda cost: cost.time_source,
+        lambda cost: cost.rates,
+        "device hours",
     ),
-    KWH: (lambda cost: None if cost.joules is None else cost.joules / 3.6e6, lambda cost: cost.energy_source),
+    KWH: _Unit(
+        lambda cost: None if cost.joules is None else cost.joules / 3.6e6,
+        lambda cost: cost.energy_source,
+        lambda cost: cost.energies,
+        "J",
+        3.6e6,
+    ),
     # What was matched differs by a rounding alone, and dominates nothing: it counts only where nothing else is known.
-    FLOPS: (lambda cost: cost.training_flops, lambda cost: "by the model's formulas"),
+    FLOPS: _Unit(lambda cost: cost.training_flops, lambda cost: "by the model's formulas"),
 }
-"""Unit → a variant's cost, and how it is known or why it is not."""
 
 
 def costs_at_target(plan: LadderPlan, runs: Sequence[StudyRun]) -> dict[str, TargetCost]:
@@ -81,9 +110,10 @@ def _cost(plan: LadderPlan, variant: str, runs: Sequence[StudyRun]) -> TargetCos
     )
     if rates:
         seconds: float | None = flops * len(rates) / sum(rates)
-        return TargetCost(flops, seconds, f"mean measured rate of {size} × FLOPs", True, joules, of_energy, cache)
-    seconds, of_time = _planned_seconds(plan, variant)
-    return TargetCost(flops, seconds, of_time, False, joules, of_energy, cache)
+        of_time = f"mean measured rate of {size} × FLOPs"
+    else:
+        seconds, of_time = _planned_seconds(plan, variant)
+    return TargetCost(flops, seconds, of_time, bool(rates), joules, of_energy, cache, tuple(rates), tuple(energies))
 
 
 def _largest(runs: Sequence[StudyRun], variant: str) -> list[RunRecord]:
@@ -114,35 +144,75 @@ def costs_of(study: Study, variants: Sequence[str]) -> tuple[Costs, dict[str, st
     The text of a unit that is not known says why.
     """
     found = [study.costs[name] for name in variants]
+    generated = _generated(study, variants)
+    serving, how = _serving(generated)
     training: dict[str, np.ndarray] = {}
+    lives: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     told: dict[str, str] = {}
-    for unit, (read, source) in _READ.items():
-        if unit == FLOPS and training:
+    for name, unit in _UNITS.items():
+        if name == FLOPS and training:
             break
-        values = [read(cost) for cost in found]
+        values = [unit.value(cost) for cost in found]
         lacking = [cost for cost, value in zip(found, values, strict=True) if value is None]
-        if not lacking:
-            training[unit] = np.array(values, float)
-        told[unit] = ("n/a: " if lacking else "") + "; ".join(dict.fromkeys(map(source, lacking or found)))
-    serving, how = _serving(study, variants)
+        told[name] = ("n/a: " if lacking else "") + "; ".join(dict.fromkeys(map(unit.source, lacking or found)))
+        if lacking:
+            continue
+        training[name], noise = _drawn(np.array(values, float), [unit.runs(cost) for cost in found])
+        told[name] += noise
+        if study.served_tokens is not None and unit.served in serving:
+            after = study.served_tokens * serving[unit.served] * _growth(study, generated) / unit.each
+            lives[f"{name} with {count(study.served_tokens)} served tokens"] = training[name], after
     caches = [cost.cache_bytes_per_token for cost in found]
     if all(caches):
         serving[CACHE] = np.array(caches, float)
-    return Costs(training, serving), told | how
+    return Costs(training, serving, lives), told | how
 
 
-def _serving(study: Study, variants: Sequence[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Return the costs of a served token of the largest size for which generation was measured of all variants."""
+def _drawn(values: np.ndarray, runs: Sequence[Sequence[float]]) -> tuple[np.ndarray, str]:
+    """Return draws of the variants' costs [draws, variants], and their noise in words; without noise [variants], "".
+
+    Each is the mean of its runs, whose logarithms are taken for normal with one variance for all variants.
+    """
+    logs = [np.log(each) for each in runs]
+    degrees = sum(max(len(each) - 1, 0) for each in logs)
+    if not all(map(len, logs)) or degrees < 1:
+        return values, ""
+    variance = sum(float(((each - each.mean()) ** 2).sum()) for each in logs) / degrees
+    errors = np.sqrt([variance / len(each) for each in logs])
+    margin = t_quantile_95(degrees) * float(errors.max())
+    chance = np.random.default_rng(1)
+    draws = values * np.exp(errors * chance.standard_t(degrees, (DRAWS, len(values))))
+    return draws, f", ±{percent(math.expm1(margin), '.1f')} (95 %)"
+
+
+def _generated(study: Study, variants: Sequence[str]) -> list[list[StudyRun]]:
+    """Return each variant's runs of the largest size at which generation was measured of all; none without one."""
     measured: dict[float, dict[str, list[StudyRun]]] = {}
     for run in study.runs:
         if run.generation is not None and run.state == "complete":
             measured.setdefault(run.cell.parameters, {}).setdefault(run.variant, []).append(run)
     sizes = [size for size, of_variants in measured.items() if of_variants.keys() >= set(variants)]
-    if not sizes:
+    return [measured[max(sizes)][name] for name in variants] if sizes else []
+
+
+def _growth(study: Study, generated: Sequence[Sequence[StudyRun]]) -> np.ndarray:
+    """Return [variants]: the FLOPs of a token at the target over those at the size that generated."""
+    ratios = []
+    for run, *_ in generated:
+        flops = study.costs[run.variant].training_flops
+        assert run.record is not None
+        assert run.record.flops_per_token is not None
+        assert flops is not None
+        ratios.append(flops / study.target.tokens / run.record.flops_per_token)
+    return np.array(ratios)
+
+
+def _serving(generated: Sequence[Sequence[StudyRun]]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Return the costs of a served token in each unit, and how they are known."""
+    if not generated:
         return {}, {SERVING: "n/a: generation was not measured of all variants at one size (--generate)"}
-    runs = measured[max(sizes)]
-    models = [_model(runs[name]) for name in variants]
-    where = f"measured at {runs[variants[0]][0].cell.size}"
+    models = [_model(runs) for runs in generated]
+    where = f"measured at {generated[0][0].cell.size}"
     try:
         baseline, *others = [(model.group, model.made) for model in models]
         common = set.intersection(*(set(common_combinations([baseline, each])) for each in others))

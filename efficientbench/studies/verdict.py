@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -61,6 +61,8 @@ class Costs:
     """Unit, as seconds, joules or a currency → the cost of the training with the target's tokens."""
     serving: Mapping[str, np.ndarray]
     """Unit → the cost of a served token."""
+    lives: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    """Unit, with the tokens to be served → the cost of the training, and of serving these."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Standing:
     best: float
     """The probability that its loss is the lowest."""
     to_baseline: dict[str, Interval]
-    """Unit → the training's cost until the baseline's loss, over the baseline's cost."""
+    """Unit → the cost of training until the baseline's loss, and of serving where asked, over the baseline's."""
     dominated: float
     """The probability that another variant is as good in loss and all costs, and better in one."""
     bits_per_byte: Interval | None = None
@@ -114,7 +116,7 @@ class Verdict:
     best: Choice
     """The lowest loss at the same tokens."""
     cheapest: dict[str, Choice]
-    """Unit → the lowest cost of training until the baseline's loss."""
+    """Unit → the lowest cost of training until the baseline's loss, and of serving where asked."""
     standings: tuple[Standing, ...]
     level: tuple[tuple[str, str], ...]
     """Pairs of variants whose losses surely are the same within LEVEL."""
@@ -140,7 +142,9 @@ def judge(effects: Effects, law: Law, target: tuple[float, float], costs: Costs)
     differences = against_mean - against_mean[:, :1]
     equal_loss = np.exp(differences / slope[:, None])
     to_baseline = {unit: cost * equal_loss for unit, cost in costs.training.items()}
-    dominated = _dominated([differences, *costs.training.values(), *costs.serving.values()])
+    to_baseline |= {unit: cost * equal_loss + after for unit, (cost, after) in costs.lives.items()}
+    lives = [cost + after for cost, after in costs.lives.values()]
+    dominated = _dominated([differences, *costs.training.values(), *costs.serving.values(), *lives])
     best = shares_best(against_mean)
     standings = [
         Standing(

@@ -100,7 +100,10 @@ def _resolved(
         # The reason is written into the run's folder, which these two keys decide.
         words = {override: override.partition("=")[0] for override in given}
         places = [each for each, word in words.items() if resolver.words.get(word, word) in ("output", "label")]
-        config = resolver.configured(name, places)
+        try:
+            config = resolver.configured(name, places)
+        except ConfigError as of_matrix:
+            raise ConfigError([f"{name}: {problem}" for problem in of_matrix.problems]) from None
         refused = str(error)
     label = label_of(values, None if refused else config, config.label, resolver.keys)
     return Combination(name, overrides, config.model_copy(update={"label": label}), refused)

@@ -21,6 +21,8 @@ from efficientbench.sweep.machine import Machine
 
 ASSUMED_CORE_FLOPS = 20e9
 """FLOP/s of one CPU core in float32, in runs of small models: far below its peak."""
+ASSUMED_START_S = 5.0
+"""From a run's call to its first step on a CPU: measured by tests/benchmarks/start_time.py, 4.9 s of a core."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Estimate:
     energy_j: float | None
     energy_source: str
     """How the energy was estimated, or why there is no estimate."""
+    around_s: float = 0.0
+    """The part of `time_s` that is no step's: start, validation, checkpoints; 0 where it is not estimated."""
 
 
 def estimate(plan: Plan, machine: Machine, records: Sequence[RunRecord], cores: float) -> Estimate:
@@ -42,7 +46,7 @@ def estimate(plan: Plan, machine: Machine, records: Sequence[RunRecord], cores: 
         plan: the run's plan.
         machine: the machine that runs it.
         records: earlier runs' records, of which those of the same device are used.
-        cores: number of the host's cores, used where the device is a CPU.
+        cores: number of the host's cores that the run has, used where the device is a CPU.
     """
     reason = not_estimated(plan)
     if reason is not None:
@@ -54,7 +58,7 @@ def estimate(plan: Plan, machine: Machine, records: Sequence[RunRecord], cores: 
         time_s = None if training_s is None else share * training_s + around_s
         energy_j, energy_source = _energy_j(plan, machine.name, same)
         cut = f", of which {plan.budget.time_limit_s:g} s are measured at most" if share < 1 else ""
-        return Estimate(time_s, source + cut, None if energy_j is None else share * energy_j, energy_source)
+        return Estimate(time_s, source + cut, None if energy_j is None else share * energy_j, energy_source, around_s)
     except UndeclaredError as error:
         return Estimate(None, str(error), None, str(error))
 
@@ -85,7 +89,11 @@ def _time_s(plan: Plan, machine: Machine, same: Sequence[RunRecord], cores: floa
     if time_s is None and machine.shared:
         # Also where a calibration lacks what the run's ranks send.
         time_s = flops / (ASSUMED_CORE_FLOPS * cores)
-        source = f"{ASSUMED_CORE_FLOPS / 1e9:.0f} GFLOP/s a core assumed ({cores:g} cores), training alone"
+        source = (
+            f"{ASSUMED_CORE_FLOPS / 1e9:.0f} GFLOP/s a core assumed ({cores:g} core{'' if cores == 1 else 's'}), and "
+            f"{ASSUMED_START_S:g} s to start"
+        )
+        return time_s, ASSUMED_START_S, source
     return time_s, 0.0, source
 
 

@@ -135,14 +135,15 @@ def _print_plan(
     price_per_hour: float | None,
 ) -> None:
     """Print the runs with their states and estimates; `elsewhere`: the machine is not this one."""
-    records, cores = records_in(_suite(tasks)), usable_cores()
+    records = records_in(_suite(tasks))
+    most = max(1, len(slots(machine, at_once)) // max(task.slots for task in tasks))
+    cores = usable_cores() / most
     estimates = [None if task.refused else task.estimate(machine, records, cores) for task in tasks]
-    most = len(slots(machine, at_once)) // max(task.slots for task in tasks)
     told: list[str] = []
     if request.repeat is not None:
         here = [record for record in records if record.device_name == machine.name]
         told = what_repeats_tell(here, request.repeat, len(tasks) // request.repeat, str(_suite(tasks)))
-    print_dry_run(tasks, states, estimates, max(1, most), told, machine, price_per_hour)
+    print_dry_run(tasks, states, estimates, most, told, machine, price_per_hour)
     if elsewhere:
         print(f"planned for {number_of(machine.nodes, 'node')} of {len(machine.devices)} × {machine.name}")
     if request.generate:

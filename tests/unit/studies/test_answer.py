@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from support.generated import generation, row
 from support.simulated_studies import LAWS, TIE
@@ -13,6 +14,7 @@ from support.simulated_studies import simulate as simulated
 from support.studies import BYTES_PER_TOKEN, HOURS, TOKENS_PER_S, study, without
 
 from efficientbench.basics.errors import MetricsError
+from efficientbench.metrics.formulas.student import t_quantile_95
 from efficientbench.studies import simulate
 from efficientbench.studies.answer import Answer, answer
 from efficientbench.studies.cautions import of_fit, of_plan
@@ -23,6 +25,7 @@ from efficientbench.studies.law import HeldOut
 from efficientbench.studies.page import markdown, parts, verdict
 from efficientbench.studies.runs import MatchLeft, Study
 from efficientbench.studies.target_costs import CACHE, SERVING, costs_of
+from efficientbench.studies.verdict import Standing
 from efficientbench.studies.words import Part
 
 CLEAR = replace(LAWS, gap=8)
@@ -49,6 +52,11 @@ def undecided() -> Answer:
 
 def _part(found: Answer, anchor: str) -> Part:
     return next(part for part in parts(found) if part.anchor == anchor)
+
+
+def _standings(found: Answer) -> dict[str, Standing]:
+    assert found.findings is not None
+    return {each.variant: each for each in found.findings.verdict.standings}
 
 
 def _text(part: Part) -> str:
@@ -146,7 +154,7 @@ def test_the_quote_says_what_was_trained_what_follows_and_how_far_it_reaches(nam
         "At 1.5B, 30.0B tokens, mla has the lowest loss with probability > 0.99; mla minus gqa: −0.0"
     )
     assert "(95 % interval −0.0" in told
-    assert told.endswith("4.3 times the largest size trained, and the fit is edition 3 of EfficientBench's study.")
+    assert told.endswith("4.3 times the largest size trained, and the fit is edition 4 of EfficientBench's study.")
 
 
 def test_what_cannot_be_told_apart_is_said_with_what_would_help(undecided: Answer) -> None:
@@ -371,6 +379,56 @@ def test_measured_generation_counts_as_a_cost_of_serving(clear: Study) -> None:
     assert set(costs.serving) == {"device hours", CACHE}
     assert "n/a J: " in told[SERVING]
     assert costs_of(clear, ("gqa", "mla"))[1][SERVING].startswith("n/a: generation was not measured")
+
+
+def test_costs_have_the_noise_of_the_runs_that_they_are_measured_from(clear: Study) -> None:
+    spread = {"gqa": (0.9, 1.0, 1.1), "mla": (0.85, 0.95, 1.05), "nsa": (1.0, 1.0, 1.0)}
+    noisy = replace(clear, costs={name: replace(cost, rates=tuple(spread[name])) for name, cost in clear.costs.items()})
+    costs, told = costs_of(noisy, tuple(spread))
+    drawn = np.log(costs.training["device-hours"] / HOURS)
+    variance = sum(np.var(np.log(each), ddof=1) for each in spread.values()) / 3
+    # Student's t of 6 degrees of freedom has 6 / 4 of the variance.
+    assert drawn.std(axis=0) == pytest.approx([math.sqrt(variance / 3 * 6 / 4)] * 3, rel=0.1)
+    assert drawn.mean(axis=0) == pytest.approx([0] * 3, abs=0.01)
+    assert np.corrcoef(drawn.T)[0, 1] == pytest.approx(0, abs=0.1)
+    margin = math.expm1(t_quantile_95(6) * math.sqrt(variance / 3))
+    assert told["device-hours"] == f"measured at 350M × FLOPs, ±{100 * margin:.1f} % (95 %)"
+    # A tie in cost leaves it open whether the cheaper one is dominated: without the noise, the worse one was.
+    assert _standings(answer(clear))["nsa"].on_front is False
+    assert _standings(answer(noisy))["nsa"].on_front is None
+    # One run has no noise to show.
+    alone = replace(clear, costs={name: replace(cost, rates=(1.0,)) for name, cost in clear.costs.items()})
+    assert costs_of(alone, tuple(spread))[0].training["device-hours"].tolist() == [HOURS] * 3
+
+
+def test_tokens_to_be_served_count_beside_the_training(clear: Study) -> None:
+    made = {"gqa": row("gqa", 128, 1, 0.02), "mla": row("mla", 128, 1, 0.01), "nsa": row("nsa", 128, 1, 0.02)}
+    runs = tuple(
+        replace(run, generation=generation(run.variant, run.cell.size, [made[run.variant]], config=run.record.config))
+        if run.cell.size == "350M" and run.record is not None
+        else run
+        for run in clear.runs
+    )
+    costs = {name: replace(cost, joules=3.6e9) for name, cost in clear.costs.items()}
+    serving = replace(clear, runs=runs, costs=costs, served_tokens=1e9)
+    found, _ = costs_of(serving, ("gqa", "mla", "nsa"))
+    training, after = found.lives["kWh with 1.00B served tokens"]
+    assert training.tolist() == [1000.0] * 3
+    # At the target a token takes the FLOPs of 2.7e20 / 30e9, at 350M those of the record.
+    record = next(run.record for run in runs if run.generation is not None)
+    assert record is not None
+    assert record.flops_per_token is not None
+    growth = 2.7e20 / 30e9 / record.flops_per_token
+    joules = (0.02 / 50 * 128 + 0.02 * 63) / 64
+    assert after[:2] == pytest.approx([1e9 * joules * growth / 3.6e6, 1e9 * joules / 2 * growth / 3.6e6])
+    answered = answer(serving).findings
+    assert answered is not None
+    assert answered.verdict.cheapest["kWh with 1.00B served tokens"].named == "mla"
+    table = verdict(answer(serving)).table
+    assert table is not None
+    assert "kWh with 1.00B served tokens to gqa's loss" in table.header
+    assert not costs_of(replace(serving, served_tokens=None), ("gqa", "mla"))[0].lives
+    assert "n/a: generation was not measured" in costs_of(replace(clear, served_tokens=1e9), ("gqa", "mla"))[1][SERVING]
 
 
 def test_costs_that_are_not_known_of_all_variants_are_left_out(clear: Study) -> None:

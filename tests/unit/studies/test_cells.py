@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from support.tiny_studies import write_record, write_study
 
 from efficientbench.basics.errors import ConfigError
@@ -17,6 +21,7 @@ from efficientbench.costs.model import count_parameters, flops_per_token
 from efficientbench.planning.vocabulary import resolve_run
 from efficientbench.running.resume import settings
 from efficientbench.studies.cells import LadderPlan, check_text
+from efficientbench.studies.forecast import print_forecast
 from efficientbench.studies.run import found_study, replaced, train
 from efficientbench.studies.search import keep_slope, search
 from efficientbench.studies.study import Question, planned
@@ -282,3 +287,49 @@ def test_a_study_is_what_its_records_say(plan_of: Planner) -> None:
     assert cost.joules == pytest.approx((cost.training_flops or 0) / 1e5)
     assert cost.time_measured
     assert not study.costs["nsa" if "nsa" in study.costs else "gqa"].joules
+
+
+def _forecast(plan: LadderPlan) -> str:
+    console = Console(file=io.StringIO(), width=300)
+    print_forecast(plan, found_study(plan, "mine"), console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_forecast_gives_a_run_its_part_of_the_cores_and_its_own_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("efficientbench.studies.forecast.usable_cores", lambda: 4.0)
+    # So slow that the steps take hours.
+    monkeypatch.setattr("efficientbench.sweep.estimate.ASSUMED_CORE_FLOPS", 1e6)
+    rates = {name: dict.fromkeys(("8k", "16k", "32k"), 0.003) for name in ("gqa", "mla")}
+    file = write_study(tmp_path / "mine.yaml", learning_rate=rates)
+    hours = {}
+    for jobs, start_s in ((1, 0.0), (4, 0.0), (4, 3600.0)):
+        monkeypatch.setattr("efficientbench.sweep.estimate.ASSUMED_START_S", start_s)
+        plan = planned(Question(file, overrides=(f"output={tmp_path}/suite",)), CPU, jobs, dry_run=True)
+        found = re.match(r"whole budget of 12 runs: .*, ([\d,.]+) device hours", _forecast(plan))
+        assert found is not None
+        hours[jobs, start_s] = float(found[1].replace(",", ""))
+    assert hours[4, 0.0] == pytest.approx(4 * hours[1, 0.0], rel=0.01)
+    # Half of the runs are branches, which train their last fifth alone.
+    assert hours[4, 3600.0] == pytest.approx(hours[4, 0.0] + 12, rel=0.01)
+
+
+def test_a_forecast_takes_the_noise_of_the_seeds_that_are_trained(plan_of: Planner) -> None:
+    rates = {name: dict.fromkeys(("8k", "16k", "32k"), 0.003) for name in ("gqa", "mla")}
+    plan = plan_of(learning_rate=rates, seeds=2)
+    before = _forecast(plan)
+    assert "if equal runs lie 0.0014 nats apart (standard deviation), as published ones of 124M parameters do" in before
+    chance = random.Random(0)
+    for run in plan.runs(search(plan).rates):
+        write_record(run.task, 3.0 + chance.gauss(0, 0.05))
+    after = _forecast(plan)
+    (apart,) = re.findall(
+        r"if equal runs lie ([\d.]+) nats apart \(standard deviation\), as those of these seeds do", after
+    )
+    assert 0.03 < float(apart) < 0.08
+    gaps = [float(each) for text in (before, after) for each in re.findall(r"a gap of ([\d.]+) nats is named", text)]
+    assert gaps[1] > 5 * gaps[0]
+    # The published law is of larger models, so that no compute is told for the gap.
+    assert "Chinchilla" not in before + after

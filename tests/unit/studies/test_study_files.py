@@ -46,7 +46,7 @@ def test_the_json_is_read_again_as_the_same_answer_and_has_the_keys_of_its_schem
     text = written[0].read_text(encoding="utf-8")
     assert ANSWER.validate_json(text) == found
     content = json.loads(text)
-    assert content["edition"] == 3
+    assert content["edition"] == 4
     assert content["findings"]["named"] == "mla"
     assert content["searches"]["mla_50M"] == {"0.003": 5.9, "0.006": None}
     check_study(content)

@@ -140,6 +140,12 @@ def test_a_file_without_variants_says_what_a_study_needs(tmp_path: Path, content
     assert str(told.value).startswith(message)
 
 
+def test_a_run_that_its_file_cannot_make_is_named(tmp_path: Path) -> None:
+    file = write_study(tmp_path / "mine.yaml", variants=["gqa", "mamba2"])
+    with pytest.raises(ConfigError, match=r"^mamba2_8k: model.attention: inner_size 32 is not a multiple of"):
+        planned(Question(file, overrides=(f"output={tmp_path}/suite",)), CPU, 1, dry_run=True)
+
+
 def test_a_subject_is_a_file_or_variants_and_names_the_study(tmp_path: Path) -> None:
     file = write_study(tmp_path / "mine.yaml")
     for subject in (file, str(file)):

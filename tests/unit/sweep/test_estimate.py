@@ -11,7 +11,7 @@ from efficientbench.metrics.sensors.hardware import device_rates
 from efficientbench.planning.efficiency import reached
 from efficientbench.planning.plan import Plan, plan_anywhere
 from efficientbench.planning.step_time import project
-from efficientbench.sweep.estimate import ASSUMED_CORE_FLOPS, estimate
+from efficientbench.sweep.estimate import ASSUMED_CORE_FLOPS, ASSUMED_START_S, estimate
 from efficientbench.sweep.machine import Machine
 
 
@@ -26,8 +26,9 @@ def plan() -> Plan:
 def test_an_estimate_without_records_names_its_assumptions() -> None:
     flops = plan().flops.training_hardware * plan().budget.tokens
     cpu = estimate(plan(), machine("a CPU", None), [], cores=4)
-    assert (cpu.time_s, cpu.energy_j) == (pytest.approx(flops / (4 * ASSUMED_CORE_FLOPS)), None)
-    assert "assumed (4 cores)" in cpu.time_source
+    assert cpu.time_s == pytest.approx(flops / (4 * ASSUMED_CORE_FLOPS) + ASSUMED_START_S)
+    assert (cpu.energy_j, cpu.around_s) == (None, ASSUMED_START_S)
+    assert "assumed (4 cores), and 5 s to start" in cpu.time_source
     assert "no record in this folder" in cpu.energy_source
     gpu = estimate(plan(), machine("NVIDIA A100-SXM4-80GB", 80 * 10**9), [], cores=4)
     rates = device_rates("A100 80GB SXM", "fp32")
@@ -43,7 +44,7 @@ def test_an_estimate_without_records_names_its_assumptions() -> None:
 def test_time_bounds_the_estimate_of_a_run_whose_length_nobody_set() -> None:
     def of(cores: float, steps: str = "null") -> float:
         run = plan_anywhere(resolve("gqa_0.5B", overrides=[f"training.steps={steps}"]))
-        return estimate(run, machine("a CPU", None), [], cores).time_s or 0.0
+        return (estimate(run, machine("a CPU", None), [], cores).time_s or 0.0) - ASSUMED_START_S
 
     step_s = of(1, "405") / 405
     # So slow that the fewest steps take longer than the limit; within it; and so fast that all steps fit.

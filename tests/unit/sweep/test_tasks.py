@@ -266,6 +266,17 @@ def test_a_dry_run_says_how_often_the_text_is_read_and_what_is_missing(
     assert not (tmp_path / "out").exists()
 
 
+def test_runs_at_once_share_the_cores_that_a_dry_run_counts_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("efficientbench.sweep.sweep.find_machine", lambda device: CPU)
+    monkeypatch.setattr("efficientbench.sweep.sweep.usable_cores", lambda: 8.0)
+    for jobs, cores in (("auto", "8 cores"), ("2", "4 cores"), ("8", "1 core")):
+        with pytest.raises(typer.Exit):
+            sweep(arguments=[f"output={tmp_path}"], only="gqa,mla", sizes="0.5B", smoke=True, dry_run=True, jobs=jobs)
+        assert f"GFLOP/s a core assumed ({cores})" in capsys.readouterr().out
+
+
 def test_names_too_long_for_a_file_system_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("efficientbench.sweep.sweep.find_machine", lambda device: CPU)
     with pytest.raises(ConfigError, match="File name too long"):
