@@ -56,6 +56,8 @@ VARIANTS = (BASELINE, *JUDGED, LOCAL)
 JUDGES = 3
 SURE = 0.999
 """The probability with which `blind` must be last."""
+DRAWS = 200_000
+"""Draws that show it: in the verdict's 2,000, two more or less decide."""
 INSIDE, OF = 8, 9
 """How many of the judged differences of three repetitions must lie in their intervals."""
 CONDITIONS = (
@@ -152,11 +154,12 @@ def judge(file: Path, found: Answer, seed: int) -> dict[str, list[float]]:
 
 
 def last(found: Answer) -> dict[str, float]:
-    """Return variant → the probability that its loss at the target is the highest, by the verdict's own draws."""
+    """Return variant → the probability that its loss at the target is the highest, by the verdict's fit."""
     results = [Result(each.variant, each.cell, each.seed, each.loss or float("nan")) for each in found.runs]
     ladder = Ladder.of(results, found.section.ordered, found.section.trunks)
     assert found.findings is not None, found.no_verdict
-    drawn = Fit(ladder, found.findings.prior).draw(ladder.losses).at(found.target.parameters, found.target.tokens)
+    effects = Fit(ladder, found.findings.prior).draw(ladder.losses, DRAWS)
+    drawn = effects.at(found.target.parameters, found.target.tokens)
     worst = drawn.argmax(axis=1)
     return {name: float((worst == place).mean()) for place, name in enumerate(ladder.variants)}
 
@@ -175,6 +178,7 @@ def measured(found: Answer, losses: Mapping[str, Sequence[float]]) -> list[dict[
         row |= {
             "high": each.difference.high,
             "judged": told,
+            "judged_by_seed": own,
             "inside": each.difference.low <= told <= each.difference.high,
         }
         rows.append({**row, "best": each.best, "last": lasts[each.variant], "by_size": trend.by_size, "way": trend.way})
