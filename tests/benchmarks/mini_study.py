@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -33,6 +35,7 @@ from support.measured import MEASURED, options, write_content
 from support.outside import FILES, PACKAGE
 
 from efficientbench.devices.cpu import CPU
+from efficientbench.metrics.formulas.student import t_quantile_95
 from efficientbench.metrics.records.record import RECORD_NAME, read_record
 from efficientbench.studies import page
 from efficientbench.studies.answer import Answer
@@ -164,10 +167,24 @@ def last(found: Answer) -> dict[str, float]:
     return {name: float((worst == place).mean()) for place, name in enumerate(ladder.variants)}
 
 
+def times(found: Answer) -> dict[str, dict[str, float]]:
+    """Return variant → its time of training over the baseline's, with its 95 % interval by the noise of all runs."""
+    logs = {name: np.log(cost.rates) for name, cost in found.costs.items()}
+    degrees = sum(len(each) - 1 for each in logs.values())
+    variance = sum(((each - each.mean()) ** 2).sum() for each in logs.values()) / degrees
+    seconds = {name: cost.device_seconds or float("nan") for name, cost in found.costs.items()}
+    told = {}
+    for name, each in logs.items():
+        margin = t_quantile_95(degrees) * math.sqrt(variance * (1 / len(each) + 1 / len(logs[BASELINE])))
+        ratio = seconds[name] / seconds[BASELINE]
+        told[name] = {"time": ratio, "time_low": ratio / math.exp(margin), "time_high": ratio * math.exp(margin)}
+    return told
+
+
 def measured(found: Answer, losses: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
     """Return a row for each variant but the baseline: the study's difference, and the judge's."""
     assert found.findings is not None, found.no_verdict
-    lasts, rows = last(found), []
+    lasts, took_over, rows = last(found), times(found), []
     for each in found.findings.verdict.standings:
         if each.difference is None:
             continue
@@ -181,6 +198,7 @@ def measured(found: Answer, losses: Mapping[str, Sequence[float]]) -> list[dict[
             "judged_by_seed": own,
             "inside": each.difference.low <= told <= each.difference.high,
         }
+        row |= took_over[each.variant]
         rows.append({**row, "best": each.best, "last": lasts[each.variant], "by_size": trend.by_size, "way": trend.way})
     return rows
 

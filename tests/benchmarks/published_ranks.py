@@ -98,34 +98,42 @@ def beside(ranks: Ranks) -> list[dict[str, str]]:
 
 
 def beside_ladder(ranks: Ranks, repetitions: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Return the order of GQA and MLA by their ranks, and by each repetition of our ladder at its target."""
+    """Return the order of GQA and MLA by their ranks, and by each repetition of our ladder at its target.
+
+    Beside what the ladder says stands the quality that was trained there afterwards, by paired seeds.
+    """
     rows = []
     for number, told in enumerate(repetitions, start=1):
         [of_mla] = [each for each in told["rows"] if each["variant"] == "mla"]
-        low, high = of_mla["low"], of_mla["high"]
-        hours = {each["variant"]: float(each["device-hours"]) for each in told["standings"]}
-        slower = hours["mla"] / hours["gqa"] - 1
+        seeds = of_mla["judged_by_seed"]
+        loss, time = ([of_mla[f"{name}low"], of_mla[f"{name}high"]] for name in ("", "time_"))
         ours = {
-            "Performance": (
-                f"{of_mla['predicted']:+.3f} nats ({low:+.3f} to {high:+.3f}); trained there {of_mla['judged']:+.3f}",
-                (low > 0) - (high < 0),
-            ),
-            LATENCY: (f"{slower:+.0%} of time, without an interval", (slower > 0) - (slower < 0)),
+            "Performance": (f"{of_mla['predicted']:+.3f} nats ({loss[0]:+.3f} to {loss[1]:+.3f})", loss, 0.0),
+            LATENCY: (f"{of_mla['time'] - 1:+.0%} of time ({time[0] - 1:+.0%} to {time[1] - 1:+.0%})", time, 1.0),
         }
-        for metric, (figure, order) in ours.items():
+        for metric, (figure, interval, level) in ours.items():
             of = ranks[metric]
-            product = order * (of["MLA"] - of["GQA"])
+            trained = f"{of_mla['judged']:+.3f}: {_order(of, seeds, 0.0)}" if metric == "Performance" else "–"
             rows.append(
                 {
                     "metric": metric.rpartition(" ")[2],
                     "rank of GQA": str(of["GQA"]),
                     "rank of MLA": str(of["MLA"]),
                     "repetition": str(number),
-                    "MLA against GQA there": figure,
-                    "order": "cannot be told" if not product else "the same" if product > 0 else "opposite",
+                    "MLA against GQA, by the ladder": figure,
+                    "order": _order(of, interval, level),
+                    "trained there": trained,
                 }
             )
     return rows
+
+
+def _order(ranks: Mapping[str, int], figures: Sequence[float], level: float) -> str:
+    """Return whether figures of MLA, lower is better, lie on the side of the level that the ranks say, all of them."""
+    above = {figure > level for figure in figures}
+    if len(above) > 1:
+        return "cannot be told"
+    return "the same" if above == {ranks["MLA"] > ranks["GQA"]} else "opposite"
 
 
 def sources_apart(found: Mapping[str, Mapping[Group, Ranks]]) -> tuple[int, int]:

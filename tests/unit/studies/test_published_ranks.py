@@ -56,15 +56,15 @@ def test_our_suite_stands_beside_the_group_without_attention(ranks: Path) -> Non
 
 def test_our_ladder_stands_beside_the_ranks_of_gqa_and_mla(ranks: Path) -> None:
     of = next(of for (_, group), of in read(ranks)[SITE].items() if group == MECHANISMS)
-    standings = [{"variant": "gqa", "device-hours": "0.50"}, {"variant": "mla", "device-hours": "0.60"}]
     sure = {"variant": "mla", "predicted": 0.2, "low": 0.1, "high": 0.3, "judged": 0.2}
-    unsure = {"variant": "mla", "predicted": 0.2, "low": -0.1, "high": 0.5, "judged": 0.2}
-    rows = beside_ladder(of, [{"rows": [each], "standings": standings} for each in (sure, unsure)])
+    sure |= {"time": 1.2, "time_low": 1.1, "time_high": 1.3, "judged_by_seed": [0.1, 0.2, 0.3]}
+    unsure = sure | {"low": -0.1, "high": 0.5, "time_low": 0.9, "judged_by_seed": [0.1, 0.2, -0.3]}
+    rows = beside_ladder(of, [{"rows": [each]} for each in (sure, unsure)])
     # MLA is first there in performance and third in latency, GQA third and second.
-    assert [(row["metric"], row["order"]) for row in rows] == [
-        ("Performance", "opposite"),
-        ("AL", "the same"),
-        ("Performance", "cannot be told"),
-        ("AL", "the same"),
+    assert [(row["metric"], row["order"], row["trained there"]) for row in rows] == [
+        ("Performance", "opposite", "+0.200: opposite"),
+        ("AL", "the same", "–"),
+        ("Performance", "cannot be told", "+0.200: cannot be told"),
+        ("AL", "cannot be told", "–"),
     ]
-    assert rows[1]["MLA against GQA there"] == "+20% of time, without an interval"
+    assert rows[1]["MLA against GQA, by the ladder"] == "+20% of time (+10% to +30%)"
