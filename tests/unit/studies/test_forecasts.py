@@ -22,6 +22,9 @@ def test_the_forecast_gap_grows_with_the_noise_and_falls_with_sizes() -> None:
     noisy = precision(plan(2), TARGET, noise=0.005)
     assert larger.gap < three.gap < noisy.gap
     assert larger.deviation < three.deviation < noisy.deviation
+    # As in docs/study.md, What goes wrong.
+    assert three.deviation == pytest.approx(0.0033, abs=5e-5)
+    assert precision(plan(2, seeds=SEEDS), TARGET).deviation == pytest.approx(0.0026, abs=5e-5)
     assert three.compute == pytest.approx(np.expm1(three.gap / PUBLISHED.slope(*TARGET)[0]))
 
 
