@@ -88,8 +88,9 @@ def make_renderer(tokenizer: TextTokenizer, name: str, encode: Callable[[str], n
         lacks = [token for token in CHAT_TOKENS if token not in special]
         raise DataError(
             f"the tokenizer {name} has no chat tokens: it lacks {', '.join(lacks[:3])}{', …' * (len(lacks) > 3)} as "
-            "special tokens, and Qwen's <|im_start|>, <|im_end|> too. Train one with `train-tokenizer --chat`, and "
-            "the base model with it, or take a tokenizer that has them, such as Qwen/Qwen2.5-0.5B"
+            "special tokens, and Qwen's <|im_start|>, <|im_end|> too. Train one with `efficientbench-data "
+            "train-tokenizer --chat DATA --output FOLDER`, and the base model with it, or take a tokenizer that has "
+            "them, such as Qwen/Qwen2.5-0.5B"
         )
     token_ids = {token: special[token] for token in style.tokens}
     return Renderer(style, token_ids, encode or tokenizer.encode)

@@ -158,7 +158,7 @@ class ModelConfig(Decoder):
                 problems.append(problem)
                 continue
             try:
-                view = cls.model_validate(own | _overlaid(own, given.get(name, _default(name, own))))
+                view = cls.model_validate(own | _overlaid(own, _keys(name, own, given.get(name, {}))))
                 _places_fit(view.model_copy(update={"position": info.data["position"]}), view)
             except ValueError as error:
                 problems += _messages(name, error)
@@ -317,6 +317,10 @@ def _unknown(name: str, given: Mapping[str, Mapping[str, Any]]) -> str | None:
     strange = [key for key in given[name] if key not in OF_A_KIND]
     if strange:
         return f"{name}.{strange[0]}: a kind has {', '.join(OF_A_KIND)} alone"
+    attention = given[name].get("attention")
+    kind = attention.get("kind", name) if isinstance(attention, Mapping) else name
+    if kind != name and find("attention", name) is not None:
+        return f"{name}: is the name of an attention, and its attention.kind is {kind}: give the kind another name"
     others = f"{name}.moe: layers with experts have those of model.moe: a kind can only be without, by moe: false"
     return others if given[name].get("moe") not in NO_EXPERTS else None
 
@@ -332,6 +336,15 @@ def _default(name: str, own: Mapping[str, Any]) -> dict[str, Any]:
     turned = position.place == "queries and keys" and position.place not in attention.places
     found: dict[str, Any] = {"attention": {"kind": name}} | ({"position": {"kind": "none"}} if turned else {})
     return found | ({"qk_norm": False} if turned and own["qk_norm"] else {})
+
+
+def _keys(name: str, own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a kind: those of its section, over the attention's that it is named after, if it is."""
+    default = _default(name, own)
+    attention = given.get("attention", {})
+    if default and isinstance(attention, Mapping):
+        return {**default, **given, "attention": {**default["attention"], **attention}}
+    return {**default, **given}
 
 
 def _overlaid(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -401,6 +414,10 @@ def _messages(name: str, error: ValueError) -> list[str]:
             str(step) for place, step in enumerate(each["loc"]) if place != 1 or step not in {*ATTENTION, *POSITIONS}
         ]
         message = each["msg"].removeprefix("Value error, ")
+        if name != OWN_LAYER:
+            # The key of the model would change its other layers too.
+            message = message.replace(", or in a pattern model.kinds.NAME.position.kind", "")
+            message = message.replace("model.position.kind", f"model.kinds.{name}.position.kind")
         if each["type"] == "extra_forbidden":
             message = "is no key of this kind"
         elif each["type"] != "value_error":

@@ -39,9 +39,11 @@ def new_variant(
     from efficientbench.doctor.variant.check import write_variant
 
     path = write_variant(name, like, Path.cwd())
+    # A recurrence has no positions but its order, and dense_1.5B has RoPE.
+    position = " model.position.kind=none" if like == "recurrent" else ""
     print(
         f"{path.name} is written; try it:\n"
-        f"  export PYTHONPATH=$PWD\n"
+        f"  export PYTHONPATH=$PWD${{PYTHONPATH:+:$PYTHONPATH}}\n"
         f"  efficientbench check-variant {name}:VARIANT\n"
-        f"  efficientbench run dense_1.5B --smoke model.attention.kind={name}:VARIANT"
+        f"  efficientbench run dense_1.5B --smoke model.attention.kind={name}:VARIANT{position}"
     )

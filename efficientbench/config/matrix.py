@@ -130,7 +130,8 @@ class Matrix(Part):
             return RunName(variant, size, OTHER)
         if name not in runs:
             part = [run.name for run in runs.values() if name.lower() in (run.variant.lower(), run.size.lower())]
-            hint = did_you_mean(name, runs, f"the runs are {', '.join(runs)}")
+            every = [*runs, *(run.name for run in self.other_runs)]
+            hint = did_you_mean(name, every, f"the runs are {', '.join(runs)}")
             hint = f"did you mean {', '.join(part)}?" if part else hint
             raise ConfigError(f"there is no run called {name[:80]!r}: {hint}")
         return runs[name]

@@ -168,6 +168,18 @@ def test_the_template_of_a_new_variant_works(tmp_path: Path) -> None:
         "is no name of a Python module"
         in efficientbench("new-variant", "my-own", "--like", "gqa", cwd=tmp_path, expect=2).stderr
     )
+    # A file of such a name would be imported in the place of torch, or of a part of Python.
+    for name in ("torch", "json"):
+        done = efficientbench("new-variant", name, "--like", "gqa", cwd=tmp_path, expect=2)
+        assert f"{name}: Python has a module of this name, which {name}.py would hide" in done.stderr
+        assert not (tmp_path / f"{name}.py").exists()
+
+
+@pytest.mark.parametrize("like", sorted(EXAMPLES))
+def test_the_line_that_a_new_variant_prints_is_a_run(like: str, tmp_path: Path) -> None:
+    printed = efficientbench("new-variant", "my_own", "--like", like, cwd=tmp_path, expect=0).stdout
+    words = next(line for line in printed.splitlines() if line.startswith("  efficientbench run ")).split()[2:]
+    efficientbench("plan", *words, PYTHONPATH=f"{ROOT}:{tmp_path}", expect=0)
 
 
 @pytest.mark.proof

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import keyword
 import shutil
 import subprocess
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -50,6 +52,8 @@ def write_variant(name: str, like: str, folder: Path) -> Path:
     if not name.isidentifier() or keyword.iskeyword(name):
         raise ConfigError(f"{name[:80]!r} is no name of a Python module: letters, digits and _, like my_window")
     path = folder / f"{name}.py"
+    if not path.exists() and (name in sys.stdlib_module_names or importlib.util.find_spec(name) is not None):
+        raise ConfigError(f"{name}: Python has a module of this name, which {path.name} would hide: give another one")
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(EXAMPLES[like].read_text(encoding="utf-8"))

@@ -176,6 +176,10 @@ def test_too_little_memory_for_loading_is_reported_in_one_line() -> None:
         ),
         (["run", "gqa_15B"], "error: there is no run called 'gqa_15B': did you mean gqa_1.5B?\n"),
         (["run", "gqa_1.5B", "dls"], "error: 'dls': an override is written key=value, like training.seq_len=1024"),
+        (["plan", "GQA-50m"], "error: there is no run called 'GQA-50m': did you mean gqa_50M?"),
+        (["plan", "mla-7b"], "error: there is no run called 'mla-7b': did you mean mla_7B?"),
+        (["plan", "gqa_50"], "error: there is no run called 'gqa_50': did you mean gqa_50M?"),
+        (["plan", "gpa_50M"], "error: there is no run called 'gpa_50M': did you mean gqa_50M?"),
         (["plan", "gqa_1.5B", "gqa_15B"], "error: there is no run called 'gqa_15B': did you mean gqa_1.5B?"),
         (["plan", "gqa_1.5B", "parallel.tp=8"], "error: parallel.tp: 8 does not divide the 12 heads"),
         (

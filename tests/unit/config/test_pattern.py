@@ -53,6 +53,36 @@ def test_a_kind_adds_keys_to_its_section_and_another_kind_replaces_it() -> None:
     assert ModelConfig.model_validate(json.loads(model.model_dump_json())) == model
 
 
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("mla", "attention.kv_lora_rank=64"), ("mla", "position.kind=none"), ("gdn", "ffn_hidden_size=96")],
+)
+def test_keys_of_a_kind_that_is_named_after_an_attention_are_over_its_defaults(name: str, key: str) -> None:
+    plain = mixed(f"model.pattern=[{name},own]").model
+    model = mixed(f"model.pattern=[{name},own]", f"model.kinds.{name}.{key}").model
+    assert model.views[name].attention.kind == name
+    path, _, value = key.rpartition("=")
+    section, _, leaf = path.rpartition(".")
+    changed = model.views[name].model_dump()
+    assert str((changed[section] if section else changed)[leaf]) == value
+    # All else is as without the key.
+    before = plain.views[name].model_dump()
+    (changed[section] if section else changed)[leaf] = (before[section] if section else before)[leaf]
+    assert changed["attention"] == before["attention"]
+    assert changed["ffn_hidden_size"] == before["ffn_hidden_size"]
+    assert ModelConfig.model_validate(json.loads(model.model_dump_json())) == model
+
+
+def test_a_kind_has_no_other_attention_than_its_name_says() -> None:
+    with pytest.raises(ConfigError, match=r"mla: is the name of an attention, and its attention.kind is nsa: give the"):
+        mixed("model.pattern=[mla,own]", "model.kinds.mla.attention.kind=nsa")
+
+
+def test_advice_for_a_kind_names_its_own_key() -> None:
+    with pytest.raises(ConfigError, match=r"set model.kinds.m.position.kind to none$"):
+        mixed("model.pattern=[m,own]", "model.kinds.m.attention.kind=gdn")
+
+
 def test_models_without_a_pattern_are_written_as_before() -> None:
     assert not {"first", "pattern", "kinds"} & mixed().model.model_dump().keys()
     experts = resolve("moe_0.5Bx8").model.model_dump()["moe"]
