@@ -26,6 +26,7 @@ from efficientbench.planning.bill import Bill, bill, first_line
 from efficientbench.planning.fitting import check_fits, check_preflight
 from efficientbench.planning.plan import Plan, make_plan, with_kernels
 from efficientbench.planning.step_time import project
+from efficientbench.planning.text import length_line
 from efficientbench.sweep.combinations import Combination
 from efficientbench.sweep.comparable import made_comparable
 from efficientbench.sweep.selection import (
@@ -98,10 +99,10 @@ class NamedRun:
 
     def bill(self, machines: Machines, device: str) -> Bill:
         """Return what the run takes on these machines, by projection."""
-        config, layout = self._laid_out(machines)
-        plan = self._plan(config, layout, device)
+        plan = self.planned(machines, device)
+        layout = plan.layout
         try:
-            found = basis(device, config, layout.world_size)
+            found = basis(device, plan.config, layout.world_size)
             rates = found.rates
             if layout.nodes > 1 and rates.between_nodes_bytes_s is None:
                 return bill(
@@ -111,6 +112,10 @@ class NamedRun:
             return bill(plan, step_time_s, "by projection", device=device)
         except UndeclaredError as error:
             return bill(plan, None, str(error))
+
+    def planned(self, machines: Machines, device: str) -> Plan:
+        """Return the run's plan on these machines."""
+        return self._plan(*self._laid_out(machines), device)
 
     def _laid_out(self, machines: Machines) -> tuple[RunConfig, Layout]:
         config = resolve(self.name, self.smoke, self.overrides, self.matrix)
@@ -184,8 +189,10 @@ def budget_line(runs: Sequence[NamedRun], machines: Machines, price_per_hour: fl
         return None
     if any(isinstance(run, NamedTuning) for run in runs):
         raise ConfigError("--device: a fine-tuning is checked by `efficientbench finetune NAME --plan --device NAME`")
-    bills = [run.bill(machines, machines.device) for run in runs]
-    return first_line(bills, len(runs), machines.device, price_per_hour)
+    # Repeats follow each other in the job of their run.
+    bills = [bill for run in runs for bill in [run.bill(machines, machines.device)] * (run.repeat or 1)]
+    line = first_line(bills, len(runs), machines.device, price_per_hour)
+    return line if len(runs) > 1 else f"{line}\n{length_line(runs[0].planned(machines, machines.device))}"
 
 
 def by_torchrun(runs: Sequence[NamedRun], machines: Machines, meeting: Meeting, around: Surroundings = BARE) -> str:

@@ -193,12 +193,14 @@ def _print_plan(
     if world is not None:
         from efficientbench.planning.cluster_plan import make_cluster_plan
         from efficientbench.planning.cluster_table import print_cluster_plan
+        from efficientbench.planning.text import length_line
 
         cluster = make_cluster_plan(config, world, per_node, device)
         step_s = cluster.projection.step_time_s if cluster.projection else None
         energy_j, source = _measured(cluster.plan, device)
         found = bill(cluster.plan, step_s, cluster.not_projected or source, energy_j, device)
         typer.echo(first_line([found], 1, device, price_per_hour))
+        typer.echo(length_line(cluster.plan))
         print_cluster_plan(cluster, Console(width=160))
         return
     from efficientbench.planning.plan import plan_anywhere
@@ -227,6 +229,7 @@ def _print_search(
     from efficientbench.planning.bill import bill, first_line
     from efficientbench.planning.plan import make_plan
     from efficientbench.planning.search import print_search, search, words_of
+    from efficientbench.planning.text import length_line
 
     keys = {spelled(word, TRAINING)[0].partition("=")[0] for word in given}
     found = search(config, world, per_node, device, keys)
@@ -235,6 +238,7 @@ def _print_search(
     energy_j, source = _measured(plan, device)
     spent = bill(plan, best.projection.step_time_s, source, energy_j, device)
     typer.echo(first_line([spent], 1, device, price_per_hour))
+    typer.echo(length_line(plan))
     words = [*given, *words_of(best.config, config)]
     if found.nodes > 1:
         command = ["launch", *words, "--to", "slurm", "--nodes", str(found.nodes), "--devices-per-node", str(per_node)]

@@ -183,7 +183,8 @@ class Calibrated:
     def assumed(self, rates: DeviceRates) -> str:
         """Return what a projection stands on."""
         own = "" if self.calibration.step_s is None else f", times {self.calibration.step_ratio:.3g} as its step took"
-        links = "" if self.calibration.sent else f"; by the table {rates.in_node_bytes_s / 1e9:g} GB/s in a node"
+        alone = self.calibration.sent or math.isinf(rates.in_node_bytes_s)
+        links = "" if alone else f"; by the table {rates.in_node_bytes_s / 1e9:g} GB/s in a node"
         return f"calibrated: by the rates of {self.named}{own}{links}"
 
     def at(self, config: RunConfig, layout: Layout, stages: int) -> Efficiency:

@@ -6,11 +6,12 @@ published runs, and takes the errors from the other half.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
+from efficientbench.architecture.gqa import gqa_keys
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.basics.foreign import parse_own_yaml
 from efficientbench.config.layout import Layout
@@ -18,6 +19,8 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.costs.communication import Transfer
 from efficientbench.metrics.sensors.hardware import DeviceRates
 
+PUBLISHED = ("gqa", "mla")
+"""The attentions that published runs have, all of them without windows."""
 TABLE = Path(__file__).with_name("efficiencies.yaml")
 
 
@@ -74,6 +77,8 @@ class Reached:
     lowest: float
     """Of the held-out runs the least ratio of published to projected tokens a second."""
     highest: float
+    unlike: tuple[str, ...] = ()
+    """The kinds of layers of the model in question that none of the published runs has."""
 
     @property
     def share(self) -> str:
@@ -94,9 +99,10 @@ class Reached:
     @property
     def error(self) -> str:
         """How wrong projections with these shares were."""
+        unlike = f"; none of them has layers of {' and '.join(self.unlike)}" if self.unlike else ""
         return (
             f"on {self.held_out} published runs of {self.runs}, which were not fitted, projection erred by "
-            f"{self.median_error:.0%} in the median, {self.most_error:.0%} at most"
+            f"{self.median_error:.0%} in the median, {self.most_error:.0%} at most{unlike}"
         )
 
     @property
@@ -113,7 +119,9 @@ class Reached:
 
 def reached(device: str, model: ModelConfig) -> Reached:
     """Return what published runs like this model's on a device reached; `device`: its name in `hardware.yaml`."""
-    return reached_by(device, has_experts(model))
+    kinds = {view.attention.kind for view in model.views.values()} - {*PUBLISHED}
+    windows = {"windows" for view in model.views.values() if view.attention.kind == "gqa" and gqa_keys(view).window}
+    return replace(reached_by(device, has_experts(model)), unlike=tuple(sorted(kinds | windows)))
 
 
 def has_experts(model: ModelConfig) -> bool:

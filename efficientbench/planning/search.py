@@ -69,11 +69,13 @@ def _notes(found: Search) -> list[str]:
     training = best.config.training
     # By the errors of projections.
     speeds = found.basis.reached.tokens_range(best.tokens_per_s / best.layout.world_size)
+    split = [each.config.parallel.sp for each in found.ranked if each.layout.tp > 1]
+    sharded = ", rows with tp above 1 have parallel.sp=true" if split and all(split) else ""
     return [
         f"{found.fitting:,} layouts with a micro-batch fit into {capacity_bytes / 1e9:g} GB, each with the least "
         f"recomputation; {found.too_large:,} do not",
         f"a step has {training.global_batch_size:,} sequences of {training.seq_len:,} tokens in each; tensor "
-        "parallelism stays in a node; keys that you give stay",
+        f"parallelism stays in a node{sharded}; keys that you give stay",
         f"range of the first: {speeds}",
         "exposed: transfers that nothing hides; as fast by three digits: fewest ranks in tp first, then in pp",
     ]

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from efficientbench.basics.errors import DataError
 from efficientbench.config.schema import DataConfig
 from efficientbench.metrics.formulas.definitions import speed_only_reason, text_read
+from efficientbench.metrics.records.figure import count
 from efficientbench.planning.plan import Plan, known_corpora
 
 
@@ -43,6 +45,18 @@ class TextBudget:
         only = self.speed_only_reason
         size = "n/a" if self.tokens_per_parameter is None else f"{self.tokens_per_parameter:.3g}"
         return f"{size} tokens per parameter{epochs}" + (f"; speed only: {only}" if only else "")
+
+
+def length_line(plan: Plan) -> str:
+    """Return the line with a run's length, how often it reads its text, and whether its losses will say anything."""
+    budget = plan.budget
+    length = f"{plan.length}, {count(budget.tokens)} tokens" if budget.counted else plan.length
+    try:
+        text = text_of(plan)
+    except DataError as error:
+        return f"of {length}; data.path: {error}"
+    longer = "; training.tokens=20x trains to a loss" if budget.counted and text.speed_only_reason else ""
+    return f"of {length}: {text}{longer}"
 
 
 def text_of(plan: Plan) -> TextBudget:

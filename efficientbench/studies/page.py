@@ -11,7 +11,6 @@ from efficientbench.studies.answer import Answer, Findings
 from efficientbench.studies.cautions import MATCHED
 from efficientbench.studies.further import Further
 from efficientbench.studies.simulate import POWER
-from efficientbench.studies.target_costs import CACHE
 from efficientbench.studies.verdict import LEVEL, Interval
 from efficientbench.studies.words import (
     Part,
@@ -165,7 +164,7 @@ def _standings(answer: Answer, found: Findings) -> Table:
     """Return each variant's figures at the target, in the order of the loss."""
     baseline, costs = answer.section.baseline, answer.costs
     units = list(found.verdict.cheapest)
-    cache = found.serving.get(CACHE)
+    cache = answer.costs[baseline].cache_bytes_per_token
     header = ["variant", "loss at target", "bits per byte", f"minus {baseline}", "P(best)", "device-hours", "kWh"]
     header += ["cost"] if answer.price_per_hour is not None else []
     header += [f"{unit} to {baseline}'s loss" for unit in units] + ["cache/token", "Pareto"]
@@ -178,7 +177,8 @@ def _standings(answer: Answer, found: Findings) -> Table:
         if answer.price_per_hour is not None:
             row.append(figure(None if hours is None else hours * answer.price_per_hour))
         row += [ratio_text(each.to_baseline[unit]) for unit in units]
-        row.append(f"{cache[each.variant] / cache[baseline]:.2g} ×" if cache else ABSENT)
+        own = cost.cache_bytes_per_token
+        row.append(f"{own / cache:.2g} ×" if cache and own is not None else ABSENT)
         rows.append([*row, _FRONT[each.on_front]])
     return Table(header, rows, notes=_notes(answer, found))
 

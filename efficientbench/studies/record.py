@@ -62,7 +62,7 @@ def _differences(answer: Answer, look: dict[str, Look]) -> list[Figure]:
         lines.append(Line(number, trend.variant, look[trend.variant], tuple(points)))
     name = f"Loss minus {answer.section.baseline}'s, by size"
     note = "The last point is the target, with its 95 % interval; the others are means over the budgets and seeds."
-    return [Figure(name, plot_lines(name, "parameters", "nats", lines, count), note)]
+    return [Figure(name, plot_lines(name, "N, training FLOPs per token / 6", "nats", lines, count), note)]
 
 
 def _rates(answer: Answer, look: dict[str, Look]) -> list[Figure]:

@@ -153,9 +153,9 @@ def costs_of(study: Study, variants: Sequence[str]) -> tuple[Costs, dict[str, st
         if name == FLOPS and training:
             break
         values = [unit.value(cost) for cost in found]
-        lacking = [cost for cost, value in zip(found, values, strict=True) if value is None]
-        told[name] = ("n/a: " if lacking else "") + "; ".join(dict.fromkeys(map(unit.source, lacking or found)))
-        if lacking:
+        unknown = [cost for cost, value in zip(found, values, strict=True) if value is None]
+        told[name] = ("n/a: " if unknown else "") + "; ".join(dict.fromkeys(map(unit.source, unknown or found)))
+        if unknown:
             continue
         training[name], noise = _drawn(np.array(values, float), [unit.runs(cost) for cost in found])
         told[name] += noise
@@ -163,7 +163,11 @@ def costs_of(study: Study, variants: Sequence[str]) -> tuple[Costs, dict[str, st
             after = study.served_tokens * serving[unit.served] * _growth(study, generated) / unit.each
             lives[f"{name} with {count(study.served_tokens)} served tokens"] = training[name], after
     caches = [cost.cache_bytes_per_token for cost in found]
-    if all(caches):
+    lacking = [name for name, cache in zip(variants, caches, strict=True) if cache is None]
+    if lacking:
+        told[CACHE] = f"n/a: no formula of {', '.join(lacking)}"
+    else:
+        # None for a further token where all is a window or a state.
         serving[CACHE] = np.array(caches, float)
     return Costs(training, serving, lives), told | how
 

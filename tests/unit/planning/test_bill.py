@@ -11,6 +11,7 @@ from support.metrics_parts import make_record
 
 from efficientbench.basics.errors import ConfigError
 from efficientbench.cli.launch import Starter, launch
+from efficientbench.cli.launch_script import Machines, NamedRun, budget_line
 from efficientbench.cli.plan import plan
 from efficientbench.config.load import resolve
 from efficientbench.devices.registry import device_called
@@ -19,6 +20,7 @@ from efficientbench.planning.bill import Bill, bill, first_line
 from efficientbench.planning.cluster_plan import layout_of_world
 from efficientbench.planning.plan import make_plan, plan_anywhere, with_kernels
 from efficientbench.planning.step_time import project
+from efficientbench.planning.text import length_line
 from efficientbench.sweep.estimate import measured_energy_j
 
 RUN = Bill(time_s=3 * 3600.0, devices=8, energy_j=None, source="no record")
@@ -80,7 +82,7 @@ def test_a_launch_says_its_budget_and_refuses_what_cannot_fit(capsys: pytest.Cap
     step_s = project(planned.config, layout, device_rates("H100 SXM", "bf16")).step_time_s
     projected = bill(planned, step_s, "by projection", device="H100 SXM")
     assert "; published runs took " in printed.err
-    assert printed.err.strip() == first_line([projected], 1, "H100 SXM", 2.0)
+    assert printed.err.splitlines() == [first_line([projected], 1, "H100 SXM", 2.0), length_line(planned)]
     too_large = ["training.micro_batch_size=16", "training.seq_len=16384", "training.global_batch_size=256"]
     with pytest.raises(ConfigError, match=r"gqa_3B does not fit: a rank needs about .*what would help: .*=") as caught:
         launch("gqa_3B", too_large, to=Starter.SLURM, nodes=2, device="H100 SXM")
@@ -93,9 +95,33 @@ def test_a_launch_says_its_budget_and_refuses_what_cannot_fit(capsys: pytest.Cap
 def test_a_plan_on_a_cluster_begins_with_its_budget(best: bool) -> None:
     # Counting a stage's parameters makes the process groups of this process, which other tests have made already.
     words = ("plan", "gqa_0.5B", "--world", "8", "--device", "H100 SXM", *(["--search"] if best else []))
-    first = efficientbench(*words, "--price-per-hour", "2.0", expect=0, COLUMNS="300").stdout.splitlines()[0]
+    first, second = efficientbench(*words, "--price-per-hour", "2.0", expect=0, COLUMNS="300").stdout.splitlines()[:2]
     assert re.fullmatch(
         r"whole budget: [^,]+, [\d.,e+]+ device hours, [\d.,]+ to [\d.,]+ kWh \(not measured: .*\), [\d.,]+ at 2 for "
         r"a device and hour; published runs took .* at most",
         first,
     )
+    # What the default run is: the budget of a measurement of speed, not of a training.
+    assert re.fullmatch(
+        r"of 405 steps, 13.3M tokens: 0.0269 tokens per parameter, .*; speed only: .* trains to a loss", second
+    )
+
+
+def test_a_jobs_repeats_follow_each_other_and_each_costs() -> None:
+    machines = Machines(2, 8, "H100 SXM")
+    one, three = (NamedRun("gqa_1.5B", repeat=repeat) for repeat in (None, 3))
+    single, repeated, array = (budget_line(runs, machines, 1.0) for runs in ([one], [three], [three, three]))
+    assert single is not None
+    assert repeated is not None
+    assert array is not None
+    hours = [float(re.findall(r"([\d.]+) device hours", line)[0]) for line in (single, repeated, array)]
+    assert hours == pytest.approx([hours[0], 3 * hours[0], 6 * hours[0]], rel=0.01)
+    times = [float(re.findall(r": ([\d.]+) s,", line)[0]) for line in (single, repeated, array)]
+    assert times == pytest.approx([times[0], 3 * times[0], 3 * times[0]], rel=0.05)
+    assert "whole budget of 6 runs" in array
+    assert repeated.splitlines()[1].startswith("of 405 steps, 13.3M tokens: ")
+
+
+def test_a_line_of_length_names_a_missing_text_and_epochs_without_a_count() -> None:
+    missing = plan_anywhere(resolve("gqa_0.5B", overrides=["data.path=/no/such.txt"]))
+    assert length_line(missing) == "of 405 steps, 13.3M tokens; data.path: /no/such.txt: no such file"

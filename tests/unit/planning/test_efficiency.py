@@ -65,3 +65,20 @@ def test_a_range_has_the_least_and_the_greatest_ratio_of_the_held_out_runs() -> 
     assert found.tokens_range(10_000).startswith("8,000 to 12,500 tokens/s a device; on ")
     assert found.time_range.startswith("published runs took 0.80 to 1.25 times as long; on ")
     assert found.error.endswith("projection erred by 8% in the median, 25% at most")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("gdn_3to1_1.5B", "none of them has layers of gdn"),
+        ("mamba2_1.5B", "none of them has layers of mamba2"),
+        ("nsa_1.5B", "none of them has layers of nsa"),
+        ("swa_3to1_1.5B", "none of them has layers of windows"),
+        ("gqa_1.5B", ""),
+        ("mla_1.5B", ""),
+    ],
+)
+def test_the_error_of_published_runs_says_which_layers_none_of_them_has(name: str, told: str) -> None:
+    found = reached("H100 SXM", resolve(name).model)
+    assert found.error.partition(" at most")[2].removeprefix("; ") == told
+    assert found.time_range.endswith(found.error)

@@ -431,6 +431,16 @@ def test_tokens_to_be_served_count_beside_the_training(clear: Study) -> None:
     assert "n/a: generation was not measured" in costs_of(replace(clear, served_tokens=1e9), ("gqa", "mla"))[1][SERVING]
 
 
+def test_a_cache_without_a_formula_leaves_those_of_the_others_and_a_reason(clear: Study) -> None:
+    cached = {"gqa": 1024, "mla": 0, "nsa": None}
+    costs = {name: replace(cost, cache_bytes_per_token=cached[name]) for name, cost in clear.costs.items()}
+    table = verdict(answer(replace(clear, costs=costs))).table
+    assert table is not None
+    shown = {row[0]: row[table.header.index("cache/token")] for row in table.rows}
+    assert shown == {"gqa": "1 ×", "mla": "0 ×", "nsa": "n/a"}
+    assert f"{CACHE}: n/a: no formula of nsa." in table.notes
+
+
 def test_costs_that_are_not_known_of_all_variants_are_left_out(clear: Study) -> None:
     unknown = replace(clear.costs["nsa"], device_seconds=None, time_source="no plan: the device is not in the table")
     costs, told = costs_of(replace(clear, costs={**clear.costs, "nsa": unknown}), ("gqa", "mla", "nsa"))
