@@ -21,7 +21,7 @@ from efficientbench.launchers.processes.launch import received_signals
 from efficientbench.launchers.processes.worker_process import module_command
 from efficientbench.running.micro_batch import decide_together
 from efficientbench.speedrun.check import check_runs, check_texts
-from efficientbench.speedrun.request import Request, keep_choices
+from efficientbench.speedrun.request import Request, check_choices, keep_choices
 from efficientbench.speedrun.steps import DATA_TOOLS, TOOLS, Kind, Step, make_pipeline
 from efficientbench.sweep.child import stop_with_parent
 
@@ -60,10 +60,9 @@ def speedrun(request: Request, dry_run: bool = False) -> int:
             pipeline = make_pipeline(request)
             if dry_run or not all(step.left_out or step.complete for step in pipeline.steps):
                 check_runs(request, pipeline.runs)
-            if not dry_run:
-                keep_choices(request)
+            check_choices(request)
     except OSError as error:
-        raise ConfigError(f"--work {request.work}: cannot be written: {error.strerror}") from None
+        raise _not_written(request, error) from None
     node = Cluster.from_environment(os.environ).node_rank if request.mode == "dlc" else 0
     if dry_run:
         for number, step in enumerate(pipeline.steps, start=1):
@@ -71,12 +70,20 @@ def speedrun(request: Request, dry_run: bool = False) -> int:
         check_texts(request, pipeline.runs)
         return 0
 
+    def checked() -> None:
+        # Not before: a folder of which a machine can make nothing is free for another text.
+        try:
+            with exclusive_lock(request.work / "lock"):
+                keep_choices(request)
+        except OSError as error:
+            raise _not_written(request, error) from None
+
     def before_training() -> None:
         check_texts(request, pipeline.runs)
         # Else the first run would decide for itself alone, and a later one could not use its size.
         decide_together(pipeline.runs, request.mode)
 
-    if code := perform(pipeline.steps, request.work, node, before_training):
+    if code := perform(pipeline.steps, request.work, node, checked, before_training):
         return code
     print(f"\nreports: {request.work / 'runs'}, of all stages report_card.md", flush=True)
     for folder in pipeline.chat:
@@ -89,7 +96,17 @@ def speedrun(request: Request, dry_run: bool = False) -> int:
     return 0
 
 
-def perform(steps: Sequence[Step], work: Path, node: int = 0, before_training: Callable[[], None] | None = None) -> int:
+def _not_written(request: Request, error: OSError) -> ConfigError:
+    return ConfigError(f"--work {request.work}: cannot be written: {error.strerror}")
+
+
+def perform(
+    steps: Sequence[Step],
+    work: Path,
+    node: int = 0,
+    checked: Callable[[], None] | None = None,
+    before_training: Callable[[], None] | None = None,
+) -> int:
     """Run each step that is not complete; return the exit code of the first that fails, else 0.
 
     Stop signals go to the running command, which saves and ends; no further command starts.
@@ -98,15 +115,19 @@ def perform(steps: Sequence[Step], work: Path, node: int = 0, before_training: C
         steps: the steps, in their order.
         work: the folder whose lock lets one node at a time prepare.
         node: the number of this node among those that share the folder; 0 where it is alone.
+        checked: called once the machine is checked, before the first step that makes something; None: nothing.
         before_training: called before the first run that is not complete, when all texts are tokenized; None: nothing.
 
     Raises:
-        ConfigError, LaunchError: as `before_training`.
+        ConfigError, LaunchError: as `checked` and `before_training`.
         DataError: the mark of a complete step cannot be written.
     """
     for number, step in enumerate(steps, start=1):
         if step.kind is Kind.MEASURE and node > 0:
             continue
+        if step.kind is not Kind.CHECK and checked is not None:
+            checked()
+            checked = None
         if step.kind is Kind.TRAIN and before_training is not None and not step.complete:
             before_training()
             before_training = None

@@ -154,13 +154,12 @@ class Request:
         return (stage, override.removeprefix(f"{stage}:")) if mark else (None, override)
 
 
-def keep_choices(request: Request) -> None:
-    """Write the choices from which the folder is made; refuse others than it was made from before.
+def check_choices(request: Request) -> dict[str, str]:
+    """Return what the request makes the folder from; refuse another text, vocabulary or mixture than it was made from.
 
     Raises:
-        ConfigError: the folder was made from another text, vocabulary or mixture.
+        ConfigError: the folder was made from something else.
         DataError: the file of its choices cannot be read.
-        OSError: the folder cannot be written.
     """
     default = "the embedded sample" if request.smoke else f"FineWeb-Edu, {request.files} files"
     text = str(request.text.resolve()) if request.text else default
@@ -174,8 +173,14 @@ def keep_choices(request: Request) -> None:
             raise ConfigError(
                 f"{request.work} was made with {name} {found.get(name)}, not {value}: choose another folder with --work"
             )
-    content = {"made_from": wanted, "asked": {name: getattr(request, name) for name in KEPT}}
-    write_file(path, (json.dumps(content, indent=2, default=lambda each: str(each.absolute())) + "\n").encode())
+    return wanted
+
+
+def keep_choices(request: Request) -> None:
+    """Write the choices from which the folder is made. Raises as `check_choices`, and OSError: it cannot be written."""
+    content = {"made_from": check_choices(request), "asked": {name: getattr(request, name) for name in KEPT}}
+    text = json.dumps(content, indent=2, default=lambda each: str(each.absolute())) + "\n"
+    write_file(request.work / CHOICES, text.encode())
 
 
 def kept_request(work: Path, device: str) -> Request:

@@ -13,7 +13,7 @@ import pytest
 from support.generated import generation
 from support.repository import ROOT
 
-from efficientbench.basics.errors import DataError
+from efficientbench.basics.errors import ConfigError, DataError
 from efficientbench.metrics.records.generation.generation import GENERATION_NAME, write_generation
 from efficientbench.speedrun import perform
 from efficientbench.speedrun.perform import speedrun
@@ -117,6 +117,23 @@ def test_it_goes_on_after_a_kill_in_each_step(
         done += [words for words in expected[:-1] if words not in done]
     monkeypatch.delenv("STAGED_KILLED")
     assert speedrun(request) == 0
+
+
+def test_a_machine_that_fails_its_check_leaves_the_folder_free_for_another_text(
+    request_: Request, calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request_.work.mkdir()
+    check = make_pipeline(request_).steps[0]
+    monkeypatch.setenv("STAGED_KILLED", shlex.join(check.command[1:]))
+    assert speedrun(request_) == 137
+    assert not (request_.work / "choices.json").exists()
+    monkeypatch.delenv("STAGED_KILLED")
+    other = replace(request_, vocabulary=512)
+    assert speedrun(other) == 0
+    # A dry run refuses what the run would.
+    for dry_run in (False, True):
+        with pytest.raises(ConfigError, match="was made with vocabulary 512, not 4096"):
+            speedrun(request_, dry_run=dry_run)
 
 
 def test_a_failed_download_names_what_needs_no_network(
