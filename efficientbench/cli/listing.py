@@ -155,10 +155,11 @@ def _plugins(words: Sequence[str]) -> Table:
 
 
 def _chosen(part: str, keys: Mapping[str, FieldInfo], words: Mapping[str, str]) -> list[str]:
-    """Return the key of another name, else the keys that begin with a text, else those that have it."""
+    """Return the key of another name and the keys that begin with a text; without either, those that have it."""
+    beginning = [key for key in keys if key.startswith(part)]
     if part in words:
-        return [words[part]]
-    return [key for key in keys if key.startswith(part)] or [key for key in keys if part in key]
+        return list(dict.fromkeys([words[part], *beginning]))
+    return beginning or [key for key in keys if part in key]
 
 
 def _print_key(key: str, field: FieldInfo, words: Mapping[str, str], console: Console) -> None:

@@ -178,7 +178,9 @@ def resolve_arguments(
         from efficientbench.finetuning.load import named_tunings
 
         if name in named_tunings():
-            raise ConfigError(f"{name} is a fine-tuning: efficientbench finetune {name}") from None
+            raise ConfigError(
+                f"{name} is a fine-tuning: efficientbench finetune {name}, with --plan to see what it takes"
+            ) from None
         raise
     if said:
         typer.echo(said)

@@ -29,7 +29,7 @@ from efficientbench.studies.runs import Study
 from efficientbench.studies.simulate import PLANNED_NOISE, precision
 from efficientbench.studies.suite import REACH, Search, StudySection, section_of
 from efficientbench.studies.tasks import Planned
-from efficientbench.studies.words import percent
+from efficientbench.studies.words import hours_text, percent
 from efficientbench.sweep.dry_run import bill_of
 from efficientbench.sweep.machine import Machine, slots
 from efficientbench.sweep.selection import Request
@@ -242,7 +242,8 @@ def within_budget(
     least = min(costs)
     raise ConfigError(
         f"--budget: {device_hours:g} device-hours: the least ladder of these variants ({costs[least]}) takes "
-        f"{least:,.3g} (plan of {machine.name})"
+        f"{hours_text(least)} (plan of {machine.name})"
+        f"{'; --dry-run --device NAME plans it for another machine' if machine.shared else ''}"
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from efficientbench.basics.errors import ConfigError, MetricsError
 from efficientbench.finetuning.complete import is_complete
 from efficientbench.finetuning.config import SAME, SEEDS, FinetuneConfig
+from efficientbench.finetuning.examples.rows import unreadable
 from efficientbench.finetuning.planning.plan import RESERVE, TuningPlan, asked
 from efficientbench.finetuning.planning.request import plan_request, shape_of_base
 from efficientbench.finetuning.planning.step import LINK, REACHED
@@ -115,6 +116,10 @@ class TuningTask(Task):
 
     def estimate(self, machine: Machine, records: Sequence[RunRecord], cores: float) -> Estimate | None:
         return None if self.config is None else estimate_tuning(self.config, self.projection)
+
+    def text(self) -> str | None:
+        path = None if self.config is None else self.config.data.path
+        return None if path is None else unreadable(path)
 
     def is_trained(self, device_name: str, smaller_too: bool) -> bool:
         return self.config is not None and is_complete(self.folder, self.config, device_name)

@@ -109,6 +109,11 @@ _fineweb_has_layout() {
     [[ " ${fineweb_overrides[*]}" =~ \ (parallel\.|(tp|pp|cp|ep|dp|sp)=) ]]
 }
 
+# Whether a batch is given, by its keys or by their other names.
+_fineweb_has_batch() {
+    [[ " ${fineweb_overrides[*]}" =~ \ ([a-z_.]*batch_(size|tokens)|per_device_train_batch_size|[mg]bs)= ]]
+}
+
 # Set up the Python environment and, on a machine with an NPU, CANN's.
 fineweb_set_up() {
     if ascend_has_device; then
@@ -205,7 +210,11 @@ _fineweb_find_words() { # name
     fi
     if [[ "$count" -eq 0 ]]; then
         fineweb_shortened=true
-        fineweb_words=("${FINEWEB_CPU_OVERRIDES[@]}")
+        fineweb_words=()
+        for found in "${FINEWEB_CPU_OVERRIDES[@]}"; do
+            # A batch of the command line is no multiple of ours, or says the same by another key.
+            [[ "$found" == *batch_size=* ]] && _fineweb_has_batch || fineweb_words+=("$found")
+        done
     else
         if [[ "$fineweb_mode" == dsw ]] && ! _fineweb_has_layout; then
             if $fineweb_fewer && [[ "$count" -lt "$fineweb_devices" ]]; then

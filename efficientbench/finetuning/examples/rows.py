@@ -75,18 +75,26 @@ def read_rows(
     return rows
 
 
+def unreadable(path: str) -> str | None:
+    """Return why no examples can be at a path; None for a file, and for a name that the hub may have."""
+    file = Path(path)
+    if file.is_file():
+        return None
+    if is_of_modelscope(path):
+        return (
+            f"data.path: `efficientbench-data download {path}` brings its files, of which data.path names the one to "
+            "train on: ModelScope does not say which that is"
+        )
+    if file.exists() or not _HUB.fullmatch(path):
+        return f"data.path: {path} is no file; a JSON, JSONL or parquet file serves, or the hub's owner/name"
+    return None
+
+
 def _entries(path: str) -> Iterator[tuple[str, Mapping[str, Any] | RowError]]:
+    if reason := unreadable(path):
+        raise DataError(reason)
     file = Path(path)
     if not file.is_file():
-        if is_of_modelscope(path):
-            raise DataError(
-                f"data.path: `efficientbench-data download {path}` brings its files, of which data.path names the one "
-                "to train on: ModelScope does not say which that is"
-            )
-        if file.exists() or not _HUB.fullmatch(path):
-            raise DataError(
-                f"data.path: {path} is no file; a JSON, JSONL or parquet file serves, or the hub's owner/name"
-            )
         yield from _of_hub(path)
         return
     rows = FileRows([file])

@@ -159,6 +159,6 @@ def _notes(plan: TuningPlan, best: list[TuningPlan]) -> list[str]:
         )
     return [
         *lines,
-        f"a layout fits that leaves {RESERVE:.0%} of the memory free. All figures are computed for samples of full "
-        f"length ({plan.layout.tokens:,} tokens), none is measured",
+        *([f"a layout fits that leaves {RESERVE:.0%} of the memory free"] if best else []),
+        f"All figures are computed for samples of full length ({plan.layout.tokens:,} tokens), none is measured",
     ]

@@ -129,6 +129,12 @@ def test_the_number_of_devices_sets_parallelism_and_steps(machine: Machine) -> N
     _, printed, calls = machine.run("train_with_fineweb.sh", *data, device="cpu 0")
     assert "shortened" in printed
     assert "training.steps=20" in calls[0]
+    # The batch of the command line takes the place of the shortened one, by whatever name.
+    for batch in ("--device_batch_size=16", "total_batch_size=262144", "gbs=8"):
+        _, _, calls = machine.run("train_with_fineweb.sh", *data, batch, device="cpu 0")
+        assert "training.seq_len=128" in calls[0]
+        assert "training.global_batch_size=4" not in calls[0]
+        assert calls[0].endswith(f" {batch.removeprefix('--')}")
 
 
 @pytest.mark.parametrize(("here", "used"), [(8, 4), (4, 4), (3, 2), (1, 1)])

@@ -153,6 +153,18 @@ def test_a_dry_run_names_the_unknowns_of_a_fine_tuning(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dry_run_names_the_missing_examples_of_a_fine_tuning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("efficientbench.sweep.sweep.find_machine", lambda device: CPU)
+    with pytest.raises(typer.Exit):
+        sweep(arguments=[f"output={tmp_path}"], only="lora", sizes="tiny", data="missing.jsonl", dry_run=True)
+    told = (
+        "lora_tiny: data.path: missing.jsonl is no file; a JSON, JSONL or parquet file serves, or the hub's owner/name"
+    )
+    assert told in capsys.readouterr().out
+
+
 def test_a_plan_for_a_cluster_lists_fine_tunings_that_do_not_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
