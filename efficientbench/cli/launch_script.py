@@ -94,7 +94,7 @@ class NamedRun:
         if machines.device is not None:
             capacity = known_device(machines.device).memory_bytes
             if capacity is not None:
-                check_fits(self._plan(config, layout, machines.device), int(capacity), shared=False)
+                check_fits(self._plan(config, layout, machines.device), int(capacity), shared=False, same_ranks=True)
         return config.name
 
     def bill(self, machines: Machines, device: str) -> Bill:

@@ -23,10 +23,11 @@ class DoesNotFitError(ConfigError):
         self.plan = plan
 
 
-def check_fits(plan: Plan, capacity_bytes: int, shared: bool) -> None:
+def check_fits(plan: Plan, capacity_bytes: int, shared: bool, same_ranks: bool = False) -> None:
     """Check that a run fits into memory; a run whose memory no formula gives passes.
 
     `capacity_bytes`: memory of one device or, with `shared`, of a node, whose ranks all share it, as on a CPU.
+    `same_ranks`: as of `remedies`.
 
     Raises:
         DoesNotFitError: the run does not fit; the message has estimate, capacity, and changes that would make it fit.
@@ -38,7 +39,7 @@ def check_fits(plan: Plan, capacity_bytes: int, shared: bool) -> None:
     parts = ", ".join(f"{name} {gigabytes(size)}" for name, size in memory_parts(stage) if size >= 1e7)
     who = "the ranks of a node together need" if shared and plan.layout.ranks_per_node > 1 else "a rank needs"
     where = "this machine has" if shared else "a device has"
-    found = remedies(plan, capacity_bytes, shared)
+    found = remedies(plan, capacity_bytes, shared, same_ranks)
     helps = f"what would help: {'; '.join(found)}" if found else "nothing short of another model would help"
     raise DoesNotFitError(
         plan,
@@ -185,15 +186,18 @@ def _other_grids(plan: Plan) -> Changes:
         if tp <= layout.ranks_per_node and layout.world_size % (tp * layout.cp * pp) == 0
     ]
     for split, tp, pp, ep in sorted(grids):
+        dp = layout.world_size // (split * layout.cp)
         if (tp, pp, ep) != (layout.tp, layout.pp, layout.ep):
-            yield _with_grid(plan, tp, pp, ep, layout.world_size // (split * layout.cp))
+            yield _with_grid(plan, tp, pp, ep, dp)
+        if tp > 1 and not layout.sp:
+            yield _with_grid(plan, tp, pp, ep, dp, sp=True)
 
 
-def _with_grid(plan: Plan, tp: int, pp: int, ep: int, dp: int) -> tuple[str, RunConfig]:
+def _with_grid(plan: Plan, tp: int, pp: int, ep: int, dp: int, sp: bool = False) -> tuple[str, RunConfig]:
     """Return the arguments for another grid, and the run's configuration in it."""
     layout = plan.layout
     # Experts under tensor parallelism need sequence parallelism.
-    sp = tp > 1 and (layout.sp or plan.config.model.moe is not None)
+    sp = tp > 1 and (sp or layout.sp or plan.config.model.moe is not None)
     text = f"parallel.tp={tp} parallel.pp={pp} parallel.dp={dp}"
     text += f" parallel.ep={ep}" if ep != layout.ep else ""
     text += f" parallel.sp={str(sp).lower()}" if sp != layout.sp else ""

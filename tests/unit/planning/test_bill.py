@@ -125,3 +125,12 @@ def test_a_jobs_repeats_follow_each_other_and_each_costs() -> None:
 def test_a_line_of_length_names_a_missing_text_and_epochs_without_a_count() -> None:
     missing = plan_anywhere(resolve("gqa_0.5B", overrides=["data.path=/no/such.txt"]))
     assert length_line(missing) == "of 405 steps, 13.3M tokens; data.path: /no/such.txt: no such file"
+
+
+def test_a_launch_that_does_not_fit_names_a_layout_of_the_machines_that_it_has() -> None:
+    machines = Machines(1, 8, "H100 SXM")
+    with pytest.raises(ConfigError) as refused:
+        NamedRun("gqa_32B").check(machines)
+    words = str(refused.value).partition("what would help: ")[2].split()
+    assert words == ["parallel.tp=8", "parallel.pp=1", "parallel.dp=1", "parallel.sp=true"]
+    assert NamedRun("gqa_32B", tuple(words)).check(machines) == "gqa_32B"
