@@ -143,6 +143,8 @@ class EfficiencyMonitor:
             tokens = operator.index(tokens)
         except TypeError:
             raise MetricsError(f"end_step: tokens: a whole number is needed, it is: {tokens!r:.60}") from None
+        if tokens < 0:
+            raise MetricsError(f"end_step: tokens: 0 or more are needed, it is: {tokens}")
         self._wait_for_device()
         begin_s, self._step_begin_s = self._step_begin_s, None
         step_time_s, waited_s = self._clock() - begin_s, self._waited()
@@ -211,16 +213,29 @@ class EfficiencyMonitor:
                 self._close_window()
             finally:
                 self.close()
-            windows = tuple(self._windows)
-            self._measurement = RankMeasurement(
-                rank=self._rank,
-                windows=windows,
-                steps=tuple(self._steps),
-                devices=tuple(device for sampler in self._samplers for device in sampler.measure(windows)),
-                sensors=tuple(sampler.state() for sampler in self._samplers),
-                machine=self._machine,
-            )
+            self._measurement = self._measured()
         return self._measurement
+
+    def abandon(self) -> None:
+        """Stop sampling after an error, without waiting for device or ranks; `finish` returns the steps until then."""
+        if self._state == "started" and self._steps:
+            last = self._steps[-1]
+            if self._window_begin_s is not None and last.begin_s >= self._window_begin_s:
+                self._end_window(last.begin_s + last.time_s)
+            self.close()
+            self._measurement = self._measured()
+        self.close()
+
+    def _measured(self) -> RankMeasurement:
+        windows = tuple(self._windows)
+        return RankMeasurement(
+            rank=self._rank,
+            windows=windows,
+            steps=tuple(self._steps),
+            devices=tuple(device for sampler in self._samplers for device in sampler.measure(windows)),
+            sensors=tuple(sampler.state() for sampler in self._samplers),
+            machine=self._machine,
+        )
 
     def summary(self) -> str:
         """Return what this rank alone measured, in a few lines of text; `merge` joins several ranks."""
@@ -290,7 +305,11 @@ class EfficiencyMonitor:
             return
         self._wait_for_device()
         self._wait_for_ranks()
-        self._windows.append((self._window_begin_s, self._clock() if end_s is None else end_s))
+        self._end_window(self._clock() if end_s is None else end_s)
+
+    def _end_window(self, end_s: float) -> None:
+        assert self._window_begin_s is not None
+        self._windows.append((self._window_begin_s, end_s))
         self._window_begin_s = None
         for sampler in self._samplers:
             sampler.end_interval()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class EfficiencyMonitor(monitor.EfficiencyMonitor):
     """The monitor of `efficientbench.metrics`, whose measurement becomes a record for `report` and `compare`."""
 
-    _sinks: Sinks | None = None
+    _sinks: tuple[Sinks, ...] = ()
 
     def send_to(self, *sinks: str, name: str, config: Any = None) -> None:
         """Send each step's time, tokens/s, memory and power, and each validation's loss; `save` sends the figures.
@@ -42,8 +42,12 @@ class EfficiencyMonitor(monitor.EfficiencyMonitor):
         from efficientbench.metrics.records.own_loop import plain
         from efficientbench.metrics.records.sinks.registry import Run, Sinks, named
 
-        self._sinks = Sinks(named(sinks), Run(Path.cwd(), name, plain(config)[0]))
-        atexit.register(self._sinks.close)
+        run = Run(Path.cwd(), name, plain(config)[0])
+        # Each by itself: there may be several of a kind.
+        for targets in [named([word]) for word in sinks]:
+            opened = Sinks(targets, run)
+            atexit.register(opened.close)
+            self._sinks += (opened,)
 
     def start(self) -> None:
         """Open the sensors, take the idle baseline, start sampling."""
@@ -56,15 +60,23 @@ class EfficiencyMonitor(monitor.EfficiencyMonitor):
         super().__enter__()
         return self
 
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            super().__exit__(kind, error, trace)
+        else:
+            # What was measured until an error, or Ctrl-C, can be saved.
+            self.abandon()
+
     def end_step(self, tokens: int) -> float:
         """End the training step, as the monitor of runs does; return its time, s."""
         step_time_s = super().end_step(tokens)
         self._tokens += operator.index(tokens)
-        if self._sinks is not None:
+        if self._sinks:
             from efficientbench.metrics.records.sinks.registry import step_scalars
 
             values = step_scalars(step_time_s, operator.index(tokens), self.latest_samples())
-            self._sinks.scalars(self._step_number, {"train/tokens": self._tokens, **values})
+            for each in self._sinks:
+                each.scalars(self._step_number, {"train/tokens": self._tokens, **values})
         return step_time_s
 
     @property
@@ -80,7 +92,7 @@ class EfficiencyMonitor(monitor.EfficiencyMonitor):
         Args:
             loss: mean validation loss of a token, nats.
 
-        Raises MetricsError: no step has ended yet, one has not ended, or the loss is no number.
+        Raises MetricsError: no step has ended yet, one has not ended, or the loss is none.
         """
         from efficientbench.metrics.records.facts import Validation
 
@@ -88,6 +100,8 @@ class EfficiencyMonitor(monitor.EfficiencyMonitor):
             loss = float(loss)
         except (TypeError, ValueError):
             raise MetricsError(f"validation_loss: a number is needed, it is: {loss!r:.60}") from None
+        if loss < 0:
+            raise MetricsError(f"validation_loss={loss:g}: the mean loss of a token, in nats, is not below 0")
         if self._step_begin_s is not None or not self._steps_run:
             raise MetricsError("a validation is noted between two steps or after the last one: call end_step first")
         if self._state == "started":
@@ -97,9 +111,9 @@ class EfficiencyMonitor(monitor.EfficiencyMonitor):
         # Without curve: nobody knows the tokens of an earlier attempt's steps.
         tokens = 0 if self._steps_before else self._tokens, self.measured_tokens()
         self._validations.append(Validation(step, *tokens, loss, loss_se=None, windows=self.closed_windows()))
-        if self._sinks is not None:
-            self._sinks.scalars(step, {"validation/loss": loss})
-            self._sinks.by_tokens(self._tokens, "validation_loss", loss)
+        for each in self._sinks:
+            each.scalars(step, {"validation/loss": loss})
+            each.by_tokens(self._tokens, "validation_loss", loss)
 
     def save(
         self,
@@ -155,17 +169,21 @@ class EfficiencyMonitor(monitor.EfficiencyMonitor):
         if not writes:
             return None
         run, folder, (given, configured_seed) = merge(measured), Path(folder), plain(config)
-        sizes = seq_len, micro_batch_size, max(1, round(run.tokens / len(mine.steps) / max(1, seq_len)))
+        # Tokens may be counted without padding, but each rank has at least one micro-batch.
+        batch = max(micro_batch_size * len(measured), round(run.tokens / len(mine.steps) / max(1, seq_len)))
+        sizes = seq_len, micro_batch_size, batch
+        if flops_per_token is not None and not flops_per_token > 0:
+            raise MetricsError(f"flops_per_token={flops_per_token:g}: FLOPs of a token are above 0")
         seed = configured_seed if seed is None else seed
         loop = OwnLoop.of(folder, sizes, dtype, seed, model, flops_per_token, peak_flops, measured)
         loop = replace(loop, variant=variant, size=size)
         duration_s = time.monotonic() - self._started_s
         path = write_own_record(folder, loop, run, len(measured), self._started_at, duration_s, validations, given)
-        if self._sinks is not None:
-            self._sinks.figures(read_record(path))
-            self._sinks.close()
-            atexit.unregister(self._sinks.close)
-            self._sinks = None
+        for each in self._sinks:
+            each.figures(read_record(path))
+            each.close()
+            atexit.unregister(each.close)
+        self._sinks = ()
         return path
 
 

@@ -413,3 +413,69 @@ def test_training_on_a_stream_that_ends_within_a_step_succeeds(tmp_path: Path) -
     trainer.train()
     assert callback.run is not None
     assert (len(callback.run.step_times_s), callback.run.tokens) == (5, 5 * 2 * 2 * 8)
+
+
+def interrupted(monitor: EfficiencyMonitor, error: type[BaseException]) -> None:
+    with monitor:
+        for number in range(4):
+            with monitor.step(tokens=32):
+                if number == 3:
+                    raise error
+
+
+def test_what_was_measured_until_an_error_can_be_saved(tmp_path: Path) -> None:
+    for error in (ZeroDivisionError, KeyboardInterrupt):
+        monitor = EfficiencyMonitor([HostSensor()])
+        with pytest.raises(error):
+            interrupted(monitor, error)
+        assert "steps" in monitor.summary()
+        record = read_record(monitor.save(tmp_path / error.__name__, dtype="fp32", **SHAPE))
+        assert (record.tokens, record.steps_measured) == (96, 3)
+    # Without a step there is nothing to keep.
+    empty = EfficiencyMonitor([HostSensor()])
+    with pytest.raises(ZeroDivisionError), empty:
+        raise ZeroDivisionError
+    with pytest.raises(MetricsError, match="the monitor is closed"):
+        empty.save(tmp_path / "empty", **SHAPE)
+
+
+def test_a_batch_has_a_micro_batch_of_each_rank_however_few_tokens_are_counted(tmp_path: Path) -> None:
+    monitor = EfficiencyMonitor([HostSensor()])
+    with monitor, monitor.step(tokens=64):
+        pass
+    record = read_record(monitor.save(tmp_path, dtype="fp32", seq_len=1024, micro_batch_size=8))
+    assert (record.micro_batch_size, record.global_batch_size) == (8, 8)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"validation_loss": -1}, "validation_loss=-1: the mean loss of a token, in nats, is not below 0"),
+        ({"flops_per_token": -5}, "flops_per_token=-5: FLOPs of a token are above 0"),
+    ],
+)
+def test_values_that_cannot_be_true_are_refused_and_the_rest_can_still_be_saved(
+    tmp_path: Path, words: dict[str, Any], message: str
+) -> None:
+    monitor = EfficiencyMonitor([HostSensor()])
+    with monitor:
+        monitor.begin_step()
+        with pytest.raises(MetricsError, match="end_step: tokens: 0 or more are needed, it is: -3"):
+            monitor.end_step(-3)
+        monitor.end_step(32)
+    with pytest.raises(MetricsError, match=message):
+        monitor.save(tmp_path, dtype="fp32", **SHAPE, **words)
+    assert monitor.save(tmp_path, dtype="fp32", **SHAPE) is not None
+
+
+def test_a_loop_sends_to_several_sinks_of_a_kind(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("one", "two", "three")]
+    for folder in folders:
+        folder.mkdir()
+    monitor = EfficiencyMonitor([HostSensor()])
+    monitor.send_to(*(f"prometheus:{folder}" for folder in folders[:2]), name="mine")
+    monitor.send_to(f"prometheus:{folders[2]}", name="mine")
+    with monitor, monitor.step(tokens=32):
+        pass
+    monitor.save(tmp_path / "run", dtype="fp32", **SHAPE)
+    assert [len(list(folder.glob("*.prom"))) for folder in folders] == [1, 1, 1]
