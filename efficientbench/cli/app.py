@@ -281,6 +281,7 @@ def status(
     from rich.text import Text
 
     from efficientbench.basics.errors import MetricsError
+    from efficientbench.planning.table import print_whole
     from efficientbench.sweep.status import statuses
 
     if not folder.is_dir():
@@ -289,11 +290,9 @@ def status(
     if not found:
         raise MetricsError(f"{folder}: holds no run yet")
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for _ in range(3):
-        table.add_column(overflow="fold")
     for each in found:
         table.add_row(Text(each.name), Text(each.state), Text(", ".join(filter(None, each.details))))
-    Console(soft_wrap=True).print(table)
+    print_whole(table, Console())
 
 
 def profile(

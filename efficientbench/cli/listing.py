@@ -35,7 +35,7 @@ def list_runs(
     from efficientbench.config.matrix import MATRIX, by_name, load_matrix
     from efficientbench.costs.model import count_parameters
     from efficientbench.planning.matching import matched
-    from efficientbench.planning.table import plain_table
+    from efficientbench.planning.table import plain_table, print_whole
 
     words, file = words or [], matrix or MATRIX
     declared = load_matrix(file)
@@ -55,13 +55,13 @@ def list_runs(
         raise ConfigError(f"no run has {' or '.join(words)} in its name or suite: efficientbench list has all of them")
     console = Console(highlight=False, soft_wrap=True)
     if table.row_count:
-        console.print(table)
+        print_whole(table, console)
         variants, sizes = ", ".join(declared.variants), ", ".join(declared.sizes)
         console.print(f"\nEvery variant ({variants}) has every size ({sizes}), like mla_7B.")
     for place, each in enumerate(others):
         if table.row_count or place:
             console.print()
-        console.print(each)
+        print_whole(each, console)
     if not words:
         console.print("Fine-tunings: efficientbench list finetuning.")
         console.print("Chat tasks and rewards: efficientbench list tasks rewards.")

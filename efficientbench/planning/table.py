@@ -34,6 +34,19 @@ def plain_table(
     return table
 
 
+def print_whole(table: Table, console: Console) -> None:
+    """Print a table with each row on one line, however narrow the console is, so that names can be found and copied."""
+    for line in console.render_lines(table, console.options.update_width(_WIDEST), pad=False):
+        text = Text.assemble(*((part.text, part.style or "") for part in line))
+        # Blanks behind a short row would be an empty line on a narrow terminal.
+        text.rstrip()
+        console.print(text, soft_wrap=True, highlight=False)
+
+
+_WIDEST = 10_000
+"""Width that no row has."""
+
+
 def print_tables(console: Console, tables: Iterable[Table | str | None], notes: Iterable[str] = ()) -> None:
     """Print each table that is not None, with an empty line below it, then the notes."""
     for table in tables:

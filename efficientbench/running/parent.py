@@ -20,6 +20,7 @@ from efficientbench.launchers.network.preflight import preflight
 from efficientbench.launchers.network.secret import shared_secret
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.metrics.analysis.repeats import group_repeats
+from efficientbench.metrics.records.other_layers import named_by_layers
 from efficientbench.metrics.records.record import RECORD_NAME, RunRecord, read_record
 from efficientbench.metrics.records.stored import SKIPPED_FOLDERS
 from efficientbench.metrics.report.comparison import print_spread
@@ -99,7 +100,7 @@ def perform_repeats(
     if not sites[0].is_first:
         # Only the first node has the records, perhaps after this process has ended.
         return 0
-    for group in group_repeats(read_record(site.folder.record) for site in sites):
+    for group in group_repeats(_named(site.folder) for site in sites):
         print_spread(group, Console())
     return 0
 
@@ -175,7 +176,7 @@ def _launch_ranks(
 
 def _print_summary(kind: Kind[Config, Planned, Prepared, Job], site: Site) -> None:
     console, folder = Console(), site.folder
-    record = read_record(folder.record)
+    record = _named(folder)
     console.print()
     print_results([record], console)
     # A suite's report skips traced runs: such a run is reported from its own folder.
@@ -190,6 +191,12 @@ def _print_summary(kind: Kind[Config, Planned, Prepared, Job], site: Site) -> No
         *_asked_to_share(record, site),
     )
     console.print("\n".join(map(in_users_language, lines)), highlight=False, soft_wrap=True)
+
+
+def _named(folder: OutputFolder) -> RunRecord:
+    """Return a run's record, with the name that reports give it."""
+    record = read_record(folder.record)
+    return named_by_layers(record, record.config)
 
 
 def _asked_to_share(record: RunRecord, site: Site) -> list[str]:

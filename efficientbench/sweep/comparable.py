@@ -8,13 +8,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from efficientbench.architecture.variant import known
 from efficientbench.config.budget import wanted_tokens
 from efficientbench.config.schema import RunConfig
 from efficientbench.config.spellings import ALIASES
 from efficientbench.costs.model import count_parameters
-from efficientbench.metrics.report.paper.paper import BASELINES, suite_of
+from efficientbench.metrics.report.paper.paper import BASELINES, across_sizes, suite_of
 from efficientbench.planning.matching import CHOICES
 from efficientbench.sweep.combinations import Combination
 from efficientbench.sweep.selection import Request, matched_combinations
@@ -90,14 +91,20 @@ def _lines(
     `free`: a further beginning of overrides in which runs of one line may differ.
     """
     free_keys = (*CHOICES, free) if free else CHOICES
-    lines: dict[tuple[object, ...], list[int]] = {}
+    chosen: list[tuple[int, RunConfig, tuple[object, ...]]] = []
+    beside: dict[tuple[object, ...], dict[str, Mapping[str, Any]]] = {}
     for place, each in enumerate(combinations):
         if each.refused is not None or not belongs(each.config):
             continue
-        suite, across_sizes, _ = suite_of(each.config.variant)
         shared = tuple(word for word in each.overrides if not word.startswith(free_keys))
-        tokens = None if free else each.config.training.tokens
-        lines.setdefault((suite, "" if across_sizes else each.config.size, tokens, shared), []).append(place)
+        key: tuple[object, ...] = each.config.size, None if free else each.config.training.tokens, shared
+        chosen.append((place, each.config, key))
+        if each.config.variant in BASELINES:
+            beside.setdefault(key, {})[each.config.variant] = each.config.model.model_dump(mode="json")
+    lines: dict[tuple[object, ...], list[int]] = {}
+    for place, config, key in chosen:
+        suite = suite_of(config.variant, config.model.model_dump(mode="json"), beside.get(key, {}))
+        lines.setdefault((suite, "" if across_sizes(suite) else config.size, *key[1:]), []).append(place)
     return list(lines.values())
 
 

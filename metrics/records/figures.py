@@ -27,6 +27,10 @@ from efficientbench.metrics.records.stored import STRICT, Stored
 # Unformatted to the end, as a table is read by its rows: one argument in each line would make a page of every five.
 # fmt: off
 
+WITH = " (with "
+"""Between the name of a variant and what a run has in place of its layers: see `other_layers`."""
+
+
 class Subject(Stored):
     """What was run."""
 
@@ -40,6 +44,12 @@ class Subject(Stored):
         headline=Headline(0, "params", count))
     parameters_active: Positive | None = fact("", "those that one token uses; fewer than P in a mixture of experts",
         default=None)
+
+    @property
+    def backbone(self) -> str:
+        """Return `<variant>_<size>`, before what the run has in place of its variant's layers."""
+        named, sign, other = self.variant.partition(WITH)
+        return f"{named}_{self.size}{sign}{other}"
 
 
 class Identity(Subject):

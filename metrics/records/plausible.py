@@ -11,6 +11,7 @@ from efficientbench.basics.errors import MetricsError, os_errors_as
 from efficientbench.basics.files import sha256
 from efficientbench.basics.foreign import MOST_BYTES
 from efficientbench.metrics.formulas.definitions import FORMULAS
+from efficientbench.metrics.records.other_layers import named_by_layers
 from efficientbench.metrics.records.record import RECORD_NAME, RunRecord, read_record
 from efficientbench.metrics.records.sinks.steplog import read_steps
 from efficientbench.metrics.records.stored import current_files, read_each
@@ -64,7 +65,7 @@ def read_plausible(path: Path) -> RunRecord:
     reasons = [*contradictions(record, datetime.now(timezone.utc)), *_against_steps(record, path)]
     if reasons:
         raise MetricsError(f"{path}: cannot be true: {'; '.join(reasons)}")
-    return record
+    return named_by_layers(record, record.config)
 
 
 def contradictions(record: RunRecord, now: datetime) -> Iterator[str]:

@@ -39,7 +39,7 @@ class Derived:
 # fmt: off
 DERIVED = {
     "model": Derived(Figure("", "`<variant>_<size>`", known_as="nanotron model; llm-foundry Model"),
-        lambda record: f"{record.variant}_{record.size}"),
+        lambda record: record.backbone),
     "gradient_accumulation_steps": Derived(Figure("", "global_batch_size / (micro_batch_size · dp)",
         known_as="nanotron batch_accumulation_per_replica; GradAccum"),
         lambda record: record.global_batch_size // (record.micro_batch_size * record.dp)),

@@ -37,6 +37,8 @@ UNITS = {name: FIGURES[name].compared for name in METRICS} | {
 }
 FLOOR_METRICS = ("tokens_per_s", "energy_j_per_token", "aec_w", "amu_gb", "validation_loss")
 """Figures whose noise floor is reported."""
+_SYMMETRIC = 0.2
+"""The largest noise floor that is printed as ±."""
 _MOST_NAMED = 8
 """Most models that a line on a noise floor names."""
 ROLLOUTS_APART = "Answers that were sampled to learn from; the figures above are of the updates alone:"
@@ -122,11 +124,17 @@ def _bases(comparison: Comparison) -> list[str]:
         lines.append(f"Verdicts: at {SIGNIFICANCE:.0%} for all figures together{shares} (Holm).")
         lines += _more_repeats(comparison)
     floors = [
-        f"{UNITS[ratio.metric]} ±{ratio.noise_floor - 1:.1%}" for ratio in ratios if ratio.noise_floor is not None
+        f"{UNITS[ratio.metric]} {_both_sides(ratio.noise_floor)}" for ratio in ratios if ratio.noise_floor is not None
     ]
     if floors:
         lines.append(f"A/A floor, within which 95 % of comparisons of identical models stay: {'; '.join(floors)}.")
     return lines
+
+
+def _both_sides(floor: float) -> str:
+    """Return the noise floor, a factor, in percent of a figure: ±2.0%, or where it is large -83.8% to +516.3%."""
+    # A factor is as far below 1 as above, but only small ones by as many percent: no figure falls by 516 %.
+    return f"±{floor - 1:.1%}" if floor - 1 <= _SYMMETRIC else f"{1 / floor - 1:+.1%} to {floor - 1:+.1%}"
 
 
 def _more_repeats(comparison: Comparison) -> list[str]:

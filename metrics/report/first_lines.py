@@ -30,7 +30,7 @@ def first_lines(rows: Rows, price_per_hour: float | None) -> list[str]:
 
 def stand_in(suite: Suite) -> str:
     """Return which row stands in for the baseline of a set of several rows; empty where the baseline is there."""
-    usual = next((name for name in BASELINES if suite_of(name)[0] == suite.name), None)
+    usual = next((name for name in BASELINES if suite_of(name) == suite.name), None)
     row = suite.rows[suite.baseline]
     if usual is None or row.record.variant in BASELINES or len(suite.rows) == 1:
         return ""

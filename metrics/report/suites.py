@@ -13,7 +13,7 @@ from efficientbench.metrics.analysis.repeats import Group, combine, group_repeat
 from efficientbench.metrics.analysis.rivals import Rivals
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.headline import with_names
-from efficientbench.metrics.report.paper.paper import BASELINES, SUITES, suite_of
+from efficientbench.metrics.report.paper.paper import BASELINES, SUITES, across_sizes, place_in_suite, suites_of
 
 MATTERS = 0.01
 """The smallest difference of a cost that matters, where nobody says."""
@@ -86,11 +86,10 @@ def make_rows(records: Sequence[RunRecord], matters: float = MATTERS) -> Rows:
 
 def _suites(groups: Sequence[Group], rows: Sequence[RunRecord]) -> list[Suite]:
     sets: dict[tuple[str, str, str], list[Row]] = {}
-    for number, (name, row) in enumerate(with_names(rows)):
+    for number, ((name, row), suite) in enumerate(zip(with_names(rows), suites_of(rows), strict=True)):
         if row.status != "completed":
             continue
-        suite, across_sizes, _ = suite_of(row.variant)
-        key = suite, "" if across_sizes else row.size, group(row)
+        key = suite, "" if across_sizes(suite) else row.size, group(row)
         # With its full name, which `_suite` shortens.
         sets.setdefault(key, []).append(Row(number, name, row))
     identical = IdenticalRuns([each for each in groups if each.first.status == "completed"])
@@ -102,7 +101,7 @@ def _suites(groups: Sequence[Group], rows: Sequence[RunRecord]) -> list[Suite]:
 def _suite(
     key: tuple[str, str, str], label: str, members: Sequence[Row], groups: Sequence[Group], identical: IdenticalRuns
 ) -> Suite:
-    ordered = sorted(members, key=lambda row: (suite_of(row.record.variant)[2], row.record.size, row.number))
+    ordered = sorted(members, key=lambda row: (place_in_suite(row.record.variant), row.record.size, row.number))
     variants = Counter(row.record.variant for row in ordered)
     models = Counter((row.record.variant, row.record.size) for row in ordered)
     rows = []

@@ -19,12 +19,16 @@ def rival_runs(metric: str, figures: Mapping[str, Sequence[float]], **further: A
         make_record(
             {
                 **{"variant": variant, "run": f"{variant}_1.5B", "seed": seed, metric: value, **further},
-                "config": {"training": {"seed": seed}, "model": {"attention": {"kind": variant}}},
+                "config": {"training": {"seed": seed}, "model": _model(variant)},
             }
         )
         for variant, values in figures.items()
         for seed, value in enumerate(values)
     ]
+
+
+def _model(variant: str) -> dict[str, Any]:
+    return {"attention": {"kind": "gqa", "query_groups": 1} if variant == "mqa" else {"kind": variant}}
 
 
 def by_scipy(figures: Mapping[str, Sequence[float]], first: str, second: str) -> tuple[float, float, float]:

@@ -163,10 +163,12 @@ def _experts(tokens: int, chance: random.Random) -> dict[str, Any]:
 
 def _model(variant: str) -> dict[str, Any]:
     """Return the part of the configuration in which models differ: gqa, rope and dense are three names of one."""
-    attention = variant if variant in ("mqa", "mla", "nsa") else "gqa"
+    attention = {"kind": variant if variant in ("mla", "nsa") else "gqa"} | (
+        {"query_groups": 1} if variant == "mqa" else {}
+    )
     position = variant if variant in ("absolute", "learnable_absolute", "relative", "none") else "rope"
     moe = {"experts": 8, "top_k": 2} if variant == "moe" else None
-    return {"attention": {"kind": attention}, "position": {"kind": position}, "moe": moe}
+    return {"attention": attention, "position": {"kind": position}, "moe": moe}
 
 
 def _timeline(

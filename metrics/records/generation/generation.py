@@ -21,6 +21,7 @@ from efficientbench.metrics.formulas import definitions
 from efficientbench.metrics.formulas.device_use import Disturbance
 from efficientbench.metrics.records.figure import Figure, Positive, average, fact, figure, rows_of
 from efficientbench.metrics.records.figures import Subject
+from efficientbench.metrics.records.other_layers import named_by_layers
 from efficientbench.metrics.records.stored import STRICT, iso_time
 
 GENERATION_NAME = "generation.json"
@@ -220,7 +221,12 @@ GENERATION_FIGURES: dict[str, Figure] = {
 
 
 read_generation, write_generation = GenerationRecord.read, GenerationRecord.write
-load_generations = GenerationRecord.load
+
+
+def load_generations(folder: Path) -> tuple[list[GenerationRecord], list[str]]:
+    """Read all records below a folder as `Stored.load` does, each named as the run that trained the model."""
+    found, damaged = GenerationRecord.load(folder)
+    return [named_by_layers(record, record.config) for record in found], damaged
 
 
 def generation_of(run: Path) -> GenerationRecord | None:

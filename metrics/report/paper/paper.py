@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from efficientbench.basics.grouped import grouped
 from efficientbench.metrics.analysis.conditions import group
 from efficientbench.metrics.formulas.ratio import MIN_REPEATS
 from efficientbench.metrics.records.record import RunRecord
@@ -95,29 +97,67 @@ _LAYOUTS = (
 OTHER_RUNS = "Other runs"
 SUITES = (*(layout.title for layout in _LAYOUTS), OTHER_RUNS)
 """Titles of the suites, in the order of reports."""
-BASELINES = ("gqa", "rope", "full", "dense")
-"""Baselines: the variants that the others of their suite are compared with, where they ran."""
+BASELINES = {"gqa": "attention", "rope": "position", "full": "", "dense": "moe"}
+"""Baselines, the variants that the others of their suite are compared with, where they ran → the part of a model that
+the suite is about."""
 
 
-def suite_of(variant: str) -> tuple[str, bool, int]:
-    """Return the title of a variant's table, whether sizes are alternatives there, and the variant's index in it."""
+def across_sizes(suite: str) -> bool:
+    """Return whether rows of all sizes are alternatives to each other in a suite."""
+    return any(layout.title == suite and layout.ranks_across_sizes for layout in _LAYOUTS)
+
+
+def place_in_suite(variant: str) -> int:
+    """Return the index of a variant in its suite; variants that no suite names come last."""
+    return next((place for layout in _LAYOUTS for place, name in enumerate(layout.methods) if name == variant), _LAST)
+
+
+_LAST = max(len(layout.methods) for layout in _LAYOUTS)
+
+
+def suite_of(variant: str, model: Mapping[str, Any] = {}, beside: Mapping[str, Mapping[str, Any]] = {}) -> str:
+    """Return the title of a variant's table: that of a baseline beside it, where no table names the variant.
+
+    Args:
+        variant: its name.
+        model: its model, as a configuration has it.
+        beside: the baselines that ran under the same conditions → their models. Of several the variant belongs to the
+            one from which it differs in nothing but the part that the suite is about, else to the first.
+    """
     for layout in _LAYOUTS:
         if variant in layout.methods:
-            return layout.title, layout.ranks_across_sizes, list(layout.methods).index(variant)
-    return OTHER_RUNS, False, 0
+            return layout.title
+    found = [name for name in BASELINES if name in beside]
+    alike = [name for name in found if _differing(model, beside[name]) == [BASELINES[name]]]
+    return suite_of((alike or found)[0]) if found else OTHER_RUNS
+
+
+def _differing(model: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    return [part for part in BASELINES.values() if model.get(part) != other.get(part)]
+
+
+def suites_of(records: Sequence[RunRecord]) -> list[str]:
+    """Return the title of each run's table; see `suite_of`."""
+    keys = [(record.size, group(record)) for record in records]
+    beside: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
+    for record, key in zip(records, keys, strict=True):
+        if record.variant in BASELINES and record.status == "completed":
+            beside.setdefault(key, {})[record.variant] = record.section("model")
+    return [
+        suite_of(record.variant, record.section("model"), beside.get(key, {}))
+        for record, key in zip(records, keys, strict=True)
+    ]
 
 
 def paper_tables(records: Sequence[RunRecord]) -> list[Table]:
-    """Return the paper's tables, each with its runs; runs of other variants get a table of their own."""
-    known = {variant for layout in _LAYOUTS for variant in layout.methods}
-    others = {record.variant: record.variant for record in records if record.variant not in known}
-    rest = _Layout(OTHER_RUNS, others, "Context Length", lambda record: f"{record.seq_len:,}", False)
-    tables = []
-    for layout in (*_LAYOUTS, rest):
-        chosen = [record for variant in layout.methods for record in records if record.variant == variant]
-        if chosen:
-            tables.append(_table(layout, chosen))
-    return tables
+    """Return the paper's tables, each with its runs; runs that belong to none get a table of their own."""
+    rest = _Layout(OTHER_RUNS, {}, "Context Length", lambda record: f"{record.seq_len:,}", False)
+    sets = grouped(zip(suites_of(records), records, strict=True))
+    return [
+        _table(layout, sorted(sets[layout.title], key=lambda record: place_in_suite(record.variant)))
+        for layout in (*_LAYOUTS, rest)
+        if layout.title in sets
+    ]
 
 
 def _table(layout: _Layout, records: Sequence[RunRecord]) -> Table:
@@ -145,8 +185,11 @@ def _table(layout: _Layout, records: Sequence[RunRecord]) -> Table:
 def _row(layout: _Layout, record: RunRecord, ranked: Ranked | None) -> tuple[str, ...]:
     accelerated = record.device_scope in ("gpu", "npu")
     hours = record.devices * record.duration_s / 3600 if accelerated else None
+    method = name(record).replace(f"_{record.size}", "", 1)
+    if record.variant in layout.methods:
+        method = layout.methods[record.variant] + method.removeprefix(record.variant)
     return (
-        layout.methods[record.variant] + name(record).removeprefix(f"{record.variant}_{record.size}"),
+        method,
         record.size.replace("x", "×"),
         layout.setting_of(record),
         number(record.perplexity, ",.2f"),

@@ -9,6 +9,7 @@ from itertools import groupby
 from markupsafe import Markup
 
 from efficientbench.basics.grouped import grouped
+from efficientbench.metrics.records.figures import WITH
 from efficientbench.metrics.records.record import FIGURES
 from efficientbench.metrics.report.headline import HEADLINE
 from efficientbench.metrics.report.plots.line_plots import Line, Point, plot_lines
@@ -116,7 +117,10 @@ def _swept(run: Run) -> _Swept | None:
         return None
     parts = [part.partition("=") for part in label.split("__")]
     axes = {key: value for key, sign, value in parts if sign}
-    own = [run.record.variant, run.record.size, *(key for key, sign, _ in parts if not sign)]
+    # An axis of kinds of layers says itself what each run has in place of its variant's.
+    over_kinds = any(key.endswith("kind") for key in axes)
+    model = run.record.backbone.partition(WITH)[0] if over_kinds else run.record.backbone
+    own = [model, *(key for key, sign, _ in parts if not sign)]
     return _Swept(run, axes, "_".join(own)) if axes else None
 
 

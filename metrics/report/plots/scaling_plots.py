@@ -43,7 +43,7 @@ _SEQUENCES = _Scale(
     # With the same tokens a step, longer sequences are fewer.
     ("sequence", "global_batch", "tokens"),
     lambda record: (record.variant, record.size, str(record.global_batch_size * record.seq_len)),
-    lambda record: f"{record.variant}_{record.size}",
+    lambda record: record.backbone,
 )
 _LONGER = replace(_SEQUENCES, may_differ=("sequence", "tokens"), further=lambda record: (record.variant, record.size))
 _STRONG = _Scale(
@@ -51,7 +51,7 @@ _STRONG = _Scale(
     lambda record: record.devices,
     ("device", "layout", "tokens"),
     lambda record: (record.variant, record.size, record.device_name),
-    lambda record: f"{record.variant}_{record.size}",
+    lambda record: record.backbone,
 )
 _WEAK = replace(
     _STRONG,

@@ -115,8 +115,13 @@ def test_tasks_and_rewards_are_listed_and_external_ones_by_their_metadata(
     assert re.search(r"^gsm8k +reward +that of the task gsm8k", printed, re.MULTILINE)
     assert re.search(r"^my_spelling +hostile:Spelling +--tasks, rl.task", printed, re.MULTILINE)
     assert re.search(r"^my_brevity +hostile:brevity +rl.reward", printed, re.MULTILINE)
+    monkeypatch.setenv("COLUMNS", "40")
     list_runs(["my_spell"])
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["installed", "my_spelling"]
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["installed", "from", "value", "of"],
+        ["my_spelling", "hostile:Spelling", "--tasks,", "rl.task"],
+    ]
+    monkeypatch.delenv("COLUMNS")
     assert "gsm8k, humaneval, messages, my_spelling, package.module:Class" in help_of(data_app, "chat")
     assert "needle, position_loss, my_spelling, package.module:Class" in help_of(app, "evaluate")
     check_names(["my_spelling"])

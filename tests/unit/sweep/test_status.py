@@ -75,6 +75,19 @@ def test_each_run_has_a_row_and_waiting_ones_of_a_sweep_too(tmp_path: Path) -> N
     assert {each.name: each.state for each in statuses(suite)}["running"] == "interrupted"
 
 
+def test_a_long_name_stays_whole_on_the_line_of_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that grep finds it, and it can be copied."""
+    monkeypatch.setenv("COLUMNS", "60")
+    name = f"gqa_50M_smoke__{'base' * 20}"
+    for each in (name, "gqa_50M"):
+        steps(tmp_path / each, step(1, 1.0))
+    lines = CliRunner().invoke(app, ["status", str(tmp_path)]).stdout.splitlines()
+    assert lines == [
+        f"gqa_50M{' ' * (len(name) - 5)}interrupted  step 1, loss 6.000",
+        f"{name}  interrupted  step 1, loss 6.000",
+    ]
+
+
 def test_the_command_prints_a_line_for_each_run(tmp_path: Path) -> None:
     steps(tmp_path / "killed", step(1, 1.0))
     done = CliRunner().invoke(app, ["status", str(tmp_path)])

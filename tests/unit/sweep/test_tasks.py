@@ -153,6 +153,14 @@ def test_smoke_runs_of_a_line_have_one_length(capsys: pytest.CaptureFixture[str]
     assert lengthened.isdisjoint(named_runs(request, Machines(1, 2))[0].overrides)
 
 
+def test_a_variant_of_ones_own_has_the_length_of_the_baselines_line(tmp_path: Path) -> None:
+    matrix = tmp_path / "mine.yaml"
+    own = "mine: {model: {attention: {kind: mla}, position: {kind: none}}}"
+    matrix.write_text(f"variants: {{{own}}}\nsuites: {{ours: [{{variants: [gqa, nsa, mine], sizes: [0.5B]}}]}}\n")
+    tasks = build_tasks(Request(matrix, smoke=True), CPU, None, dry_run=True)
+    assert [task.config.training.seq_len for task in tasks if task.config is not None] == [768] * 3
+
+
 def test_tokens_by_parameters_are_one_budget_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     lengths = ("training.steps=null", "training.tokens=20x")
     request = Request(only=("attention", "rope"), sizes=("0.5B", "1.5B"), overrides=lengths, smoke=True)

@@ -212,6 +212,17 @@ def test_identical_runs_beside_single_ones_make_a_verdict() -> None:
         assert verdict(without, "al_s") == "no verdict: 1 and 1 runs"
 
 
+@pytest.mark.parametrize(("factor", "large"), [(1.01, False), (2, True)])
+def test_a_large_noise_floor_has_two_sides(factor: float, large: bool) -> None:
+    """No throughput falls by more than 100 %."""
+    neighbours = group_repeats(run_of(seed, tokens_per_s=1e4 * factor**seed) for seed in range(3))
+    one, other = (runs("tokens_per_s", [1e4], kind) for kind in ("mla", "nsa"))
+    comparison = compare(one, other, neighbours=neighbours)
+    margin = stats.t.ppf(0.975, 2) * math.log(factor) * math.sqrt(2)
+    sides = f"{math.expm1(-margin):+.1%} to {math.expm1(margin):+.1%}" if large else f"±{math.expm1(margin):.1%}"
+    assert f"tokens/s {sides}" in printed(print_comparison, comparison, width=400)
+
+
 def test_a_run_listed_twice_counts_once() -> None:
     first, second = runs("al_s", [0.1, 0.101], "mla"), runs("al_s", [0.2], "nsa")
     # Beside the second side's folder lies the first's, or a link to it, whose records are read again.

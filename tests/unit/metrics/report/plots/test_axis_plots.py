@@ -46,6 +46,15 @@ def test_two_axes_are_a_heat_map_whose_best_cell_is_the_darkest() -> None:
     assert axis_curves(runs) == []
 
 
+def test_an_axis_of_kinds_of_attention_is_one_of_a_heat_map() -> None:
+    """`sweep --set attention.kind=gqa,mla --set lr=…`: each record says by its name what it has in place of gqa."""
+    kinds = {"gqa": "", "mla": " (with mla)"}
+    runs = [
+        swept(f"attention.kind={kind}__lr={lr}", 3.0, f"gqa{other}") for kind, other in kinds.items() for lr in (1, 2)
+    ]
+    assert {figure.title for figure in axis_maps(runs)} == {"gqa_1.5B: val loss by attention.kind and lr"}
+
+
 def test_axes_of_words_and_shortened_labels_are_not_drawn() -> None:
     runs = [swept(f"optimizer={name}", 3.0) for name in ("adamw", "muon")]
     runs += [swept(f"lr={rate}~0123abcd", 3.0) for rate in (0.1, 0.2)]

@@ -1,0 +1,62 @@
+"""Names a run whose keys gave it other attention or positions than the variant has that its name says.
+
+`run gqa_1.5B model.attention.kind=mla` writes a record of the variant gqa. Its row is no row of gqa: it is called
+`gqa_1.5B (with mla)`, and its variant `gqa (with mla)`, so that no report takes it for the baseline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from efficientbench.metrics.records.figures import WITH, Subject
+
+_SAME_AS_GQA = (
+    *("mha", "mqa", "gqa", "gated", "swa_3to1", "rope", "dense", "moe", "moe_fine", "moe_fine_shared", "nanochat"),
+    *("base", "mid", "sft", "rl"),
+)
+LAYERS: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(_SAME_AS_GQA, ("gqa", "rope")),
+    **{kind: (kind, "rope") for kind in ("mla", "nsa")},
+    **{kind: ("gqa", kind) for kind in ("absolute", "learnable_absolute", "relative", "none")},
+    **{kind: (kind, "none") for kind in ("gdn", "mamba2")},
+    **{f"{kind}_3to1": (f"{kind}/gqa", "none/rope") for kind in ("gdn", "mamba2")},
+    "kda_3to1": ("kda/mla", "none"),
+    "swa_5to1_sinks": ("gqa", "rope/none"),
+}
+"""Variant of ours → the kinds of its attention and of its positions, as `layers_of` returns them."""
+
+AnySubject = TypeVar("AnySubject", bound=Subject)
+
+
+def named_by_layers(record: AnySubject, config: Mapping[str, Any]) -> AnySubject:
+    """Return the record, renamed where its configuration has other kinds of layers than the variant of its name."""
+    if record.variant not in LAYERS:
+        return record
+    (attention, positions), usual = layers_of(config), LAYERS[record.variant]
+    changed = [attention] if attention not in ("", usual[0]) else []
+    changed += [f"{'no' if positions == 'none' else positions} positions"] if positions not in ("", usual[1]) else []
+    if not changed:
+        return record
+    # No comma, which would divide the name in `--only`.
+    other = f"{WITH}{' + '.join(changed)})"
+    return record.model_copy(update={"run": record.run + other, "variant": record.variant + other})
+
+
+def layers_of(config: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the kinds of attention and of positions of a configuration's layers; each empty where none is named."""
+    return _kinds(config, "attention"), _kinds(config, "position")
+
+
+def _kinds(config: Mapping[str, Any], part: str) -> str:
+    own, pattern = (_at(config, "model", *keys) for keys in ((part, "kind"), ("pattern",)))
+    names = pattern if isinstance(pattern, list) else ["own"]
+    kinds = [_at(config, "model", "kinds", str(name), part, "kind") or own for name in names]
+    return "/".join(dict.fromkeys(str(kind) for kind in kinds if kind))
+
+
+def _at(tree: Any, *keys: str) -> Any:
+    """Return what lies at a path; None where the tree, which another tool may have written, has no such part."""
+    for key in keys:
+        tree = tree.get(key) if isinstance(tree, dict) else None
+    return tree
