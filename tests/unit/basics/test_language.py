@@ -63,6 +63,20 @@ def test_translation_makes_help_chinese_and_changes_no_other_text() -> None:
     assert not any(HAN.search(text) for text in helps(typer.main.get_command(app)))
 
 
+@pytest.mark.parametrize("program", [app, data_app], ids=["efficientbench", "data_tools"])
+def test_a_chinese_user_gets_help_by_both_its_options(program: typer.Typer, capsys: pytest.CaptureFixture[str]) -> None:
+    group: Any = typer.main.get_command(program)
+    translate_help(group)
+    for words in ([], *([name] for name in group.commands)):
+        shown = []
+        for option in ("-h", "--help"):
+            assert group.main([*words, option], prog_name="program", standalone_mode=False) == 0, words
+            shown.append(capsys.readouterr().out)
+        assert shown[0] == shown[1], words
+        assert "-h, --help" in shown[0], words
+        assert "显示此帮助并退出。" in shown[0], words
+
+
 def templates(node: ast.AST) -> Iterator[str]:
     """Yield the texts that an argument may be, with a value in place of what is only known later."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -221,7 +235,7 @@ def test_the_table_of_translations_is_complete(monkeypatch: pytest.MonkeyPatch) 
     assert len(keys) == len(content)
     for english, chinese in content.items():
         assert HAN.search(chinese), english
-        assert len(re.findall(r"\{\d?\}", chinese)) == english.count("{}"), english
+        assert len(re.findall(r"\{\d?\}", chinese)) == len(re.findall(r"\{[*n]?\}", english)), english
     # As deep as values go: the reason within a line is Chinese too.
     rapl = "no RAPL zone in /sys: a virtual machine or container hides them, or the kernel module "
     rapl += "intel_rapl_msr is not loaded"
@@ -248,6 +262,12 @@ def test_a_chinese_user_gets_chinese_help() -> None:
         assert words in asked.stdout
     assert not re.search("Usage|Options|Arguments|default|Show this", asked.stdout)
     assert not HAN.search(efficientbench("launch", "--help", LC_ALL="C.UTF-8").stdout)
+
+
+def test_a_chinese_user_learns_how_to_ask_for_help() -> None:
+    refused = efficientbench("run", "--stepz", expect=2, LC_ALL="zh_CN.UTF-8").stderr.splitlines()
+    assert refused[1:] == ["用 'efficientbench run -h' 查看帮助。", "", "错误：没有选项 --stepz（可能是：--help）"]
+    efficientbench("run", "-h", expect=0, stderr="", LC_ALL="zh_CN.UTF-8")
 
 
 def test_a_mistake_that_begins_with_a_name_is_told_after_the_word_error() -> None:
