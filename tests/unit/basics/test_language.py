@@ -6,6 +6,7 @@ import ast
 import io
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -182,6 +183,39 @@ def test_a_plan_is_told_in_chinese(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [line.split("│")[1].strip() for line in shown.splitlines() if line.count("│") > 2]
     assert len(rows) > 20
     assert [row for row in rows if row and not HAN.search(row) and row != "epochs"] == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", "gqa_1.5B"],
+        ["plan", "gqa_1.5B", "--world", "8", "--device", "Ascend 910B3"],
+        ["plan", "gqa_1.5B", "--world", "8", "--device", "H100 SXM", "--search", "--price-per-hour", "2"],
+        ["plan", "gqa_7B", "--world", "16", "--device", "H100 SXM", "tp=2", "pp=4"],
+        ["finetune", "lora_32B", "--plan", "--world", "16", "--device", "Ascend 910B3"],
+        ["finetune", "lora_32B", "--plan", "--world", "2", "--memory-gb", "8"],
+        ["sweep", "--dry-run", "--only", "gqa,mla", "--sizes", "0.5B"],
+        ["sweep", "--dry-run", "--only", "gqa", "--device", "Ascend 910B3", "--nodes", "2", "--generate"],
+    ],
+    ids=" ".join,
+)
+def test_plans_of_the_guides_are_told_in_chinese(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+    monkeypatch.chdir(tmp_path)
+    lines = CliRunner().invoke(app, words).output.splitlines()
+    assert len(lines) > 5
+    # The sources of a device's rates are titles of English pages.
+    english = [each for each in lines if re.search("[a-z]{2,} [a-z]{2,}", each) and not each.startswith("速率")]
+    # A command to type.
+    assert [each for each in english if not each.startswith("第一种：efficientbench")] == []
+
+
+def test_a_device_of_several_kinds_is_refused_in_chinese() -> None:
+    told = efficientbench("plan", "gqa_1.5B", "--device", "910B", expect=2, LC_ALL="zh_CN.UTF-8").stderr
+    assert told.startswith("错误：'910B'：昇腾 910B 的峰值取决于具体型号")
+    assert told.endswith("请写其中之一：Ascend 910B1, Ascend 910B2, Ascend 910B3, Ascend 910B4\n")
 
 
 def test_checks_are_printed_in_the_users_language(monkeypatch: pytest.MonkeyPatch) -> None:
