@@ -40,6 +40,7 @@ app = typer.Typer(
     name="efficientbench-data",
     help="From a corpus on the hub, or in files, to tokens on disk in Megatron's .bin/.idx format.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

@@ -8,9 +8,9 @@
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
+# shellcheck source=launchers/environment/ascend_env.sh
+source "$root/launchers/environment/ascend_env.sh"
 if [[ " $* " == *" -h "* || " $* " == *" --help "* ]]; then
-    # shellcheck source=launchers/environment/ascend_env.sh
-    source "$root/launchers/environment/ascend_env.sh"
     ascend_say "$(sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}")" \
         "结束由运行启动且仍在运行的进程。它通过环境变量中的标记找到这些进程，从不按名称，也不触及其他进程。
 
@@ -20,7 +20,7 @@ if [[ " $* " == *" -h "* || " $* " == *" --help "* ]]; then
     exit 0
 fi
 if ! command -v python3 >/dev/null; then
-    echo "error: python3 is not on the PATH" >&2
+    ascend_say "error: python3 is not on the PATH" "错误：PATH 中没有 python3" >&2
     exit 2
 fi
 # Isolated: nothing that it imports lies in the working directory, or where PYTHONPATH points.

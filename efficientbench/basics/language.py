@@ -31,33 +31,66 @@ def in_users_language(text: str) -> str:
 
 
 def in_chinese(text: str) -> str:
-    """Return a text's Chinese translation, or the text itself where there is none.
+    """Return a text's Chinese translation, or the text itself where there is none, or only one of a part.
 
-    A `{}` in a key of the table matches any text, whose translation fills the `{}` of the Chinese, in the same order or
-    by number. A text of several lines is translated line by line, one of several parts (`; `) part by part.
+    A placeholder in a key of the table matches a part of the text, which fills a `{}` of the Chinese, in the same order
+    or by number, translated in turn. A text of several lines is translated line by line, one of several parts (`; `)
+    part by part.
     """
+    return _translated(text) or text
+
+
+def _translated(text: str) -> str | None:
+    """Return the Chinese of a text; None where English sentences would be left in it."""
     exact, patterns = _table()
     if text in exact:
         return exact[text]
     if "\n" in text or text[:1] == " ":
-        return re.sub(r"[^ \n][^\n]*", lambda line: in_chinese(line[0]), text)
-    for pattern, chinese in patterns:
+        chinese = re.sub(r"[^ \n][^\n]*", lambda line: in_chinese(line[0]), text)
+        return None if chinese == text else chinese
+    for pattern, kinds, chinese in patterns:
         if found := pattern.fullmatch(text):
-            return chinese.format(*map(in_chinese, found.groups()))
+            filled = [_part(part, kind) for part, kind in zip(found.groups(), kinds, strict=True)]
+            if None not in filled:
+                return chinese.format(*filled)
     parts = text.split("; ")
-    known = [in_chinese(part) for part in parts] if len(parts) > 1 else parts
-    return "；".join(known) if known != parts else text
+    known = [_translated(part) or _part(part) for part in parts] if len(parts) > 1 else parts
+    return None if None in known or known == parts else "；".join(each or "" for each in known)
+
+
+def _part(text: str, kind: str = "{}") -> str | None:
+    """Return a part of a text in Chinese, or as it is where it is a name or value; None if it is English sentences.
+
+    A single word stays as it is, for it may be what a reader has to type, like a key.
+    """
+    if " " not in text:
+        return text
+    return _translated(text) or (None if kind != ANY and _SENTENCE.search(_QUOTED.sub("", text)) else text)
+
+
+ANY = "{*}"
+PLACEHOLDERS = {"{}": "(.*?)", ANY: "(.*?)", "{n}": r"((?:about |at least )?\d\S*)"}
+"""Placeholder in a key → what it matches: a name, a value or a text that the table has; what a user or another program
+wrote, which stays as it is where the table does not have it; a number."""
+
+_QUOTED = re.compile("'[^']*'|`[^`]*`")
+_SENTENCE = re.compile(r"(?<![\w./=-])(?!and |or |efficientbench )[a-z]+ (?!and\b|or\b)[a-z]+(?![\w/=-]|\.\w)")
+"""Two words, one after the other, as no list of names has them."""
 
 
 @cache
-def _table() -> tuple[dict[str, str], list[tuple[re.Pattern[str], str]]]:
+def _table() -> tuple[dict[str, str], list[tuple[re.Pattern[str], list[str], str]]]:
     """Return the translations of texts without placeholders, and of patterns for texts with placeholders."""
     parts = (parse_own_yaml(table.read_text(encoding="utf-8")).values() for table in TABLES)
     texts = {english: chinese for part in chain.from_iterable(parts) for english, chinese in part.items()}
-    exact = {english: chinese for english, chinese in texts.items() if "{}" not in english}
+    placeholder = re.compile(f"({'|'.join(map(re.escape, PLACEHOLDERS))})")
+    exact = {english: chinese for english, chinese in texts.items() if not placeholder.search(english)}
     # `error: {}` first, else a pattern that begins with a placeholder would take the word into it; then the longest: of
     # two patterns that match, it is the more specific.
     starts = re.compile(r"[a-z]+: {}")
     keys = sorted(texts.keys() - exact.keys(), key=lambda key: (bool(starts.fullmatch(key)), len(key)), reverse=True)
-    patterns = [("(.*?)".join(map(re.escape, key.split("{}"))), texts[key]) for key in keys]
-    return exact, [(re.compile(pattern, re.DOTALL), chinese) for pattern, chinese in patterns]
+    patterns = []
+    for key in keys:
+        pattern = "".join(PLACEHOLDERS.get(each) or re.escape(each) for each in placeholder.split(key))
+        patterns.append((re.compile(pattern, re.DOTALL), placeholder.findall(key), texts[key]))
+    return exact, patterns

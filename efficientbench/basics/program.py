@@ -45,21 +45,31 @@ def _noted(text: str) -> str:
 
 
 def _show_in_chinese(mistake: Any, file: Any = None) -> None:
-    """Print the usage of the command that was typed, and what was wrong, on stderr."""
-    usage = "" if mistake.ctx is None else f"{mistake.ctx.get_usage()}\n\n"
+    """Print the usage of the command that was typed, where its help is, and what was wrong, on stderr."""
+    usage = ""
+    if mistake.ctx is not None:
+        hint = in_chinese(f"Try '{mistake.ctx.command_path} {mistake.ctx.help_option_names[0]}' for help.")
+        usage = f"{mistake.ctx.get_usage()}\n{hint}\n\n"
     print(f"{usage}{in_chinese(f'error: {mistake.format_message()}')}", file=file or sys.stderr)
 
 
-def translate_help(command: Any) -> None:
-    """Translate the help of a click command, its parameters and its subcommands into Chinese."""
+def translate_help(command: Any, parent: Any = None) -> None:
+    """Translate the help of a click command, its parameters and its subcommands into Chinese.
+
+    Args:
+        command: the click command.
+        parent: the context of the group that it belongs to, where it does.
+    """
     command.help = in_chinese(command.help or "")
     command.context_class = ChineseContext
-    # click creates the option --help at the first call of get_help_option, and caches it.
-    for parameter in (*command.params, command.get_help_option(ChineseContext(command))):
+    # click creates the help option at the first call of get_help_option, and caches it: in a context like that of a
+    # call, whose settings, and those of the group, say how the option is written.
+    context = ChineseContext(command, parent, **command.context_settings)
+    for parameter in (*command.params, command.get_help_option(context)):
         if getattr(parameter, "help", None):
             parameter.help = in_chinese(parameter.help)
     for each in getattr(command, "commands", {}).values():
-        translate_help(each)
+        translate_help(each, context)
 
 
 def command_that_names(title: str, names: Callable[[], Iterable[str]]) -> type[TyperCommand]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from efficientbench.basics.language import in_users_language
 from efficientbench.cli.generate import numbers
 from efficientbench.cli.options import (
     RUN,
@@ -199,8 +200,8 @@ def _print_plan(
         step_s = cluster.projection.step_time_s if cluster.projection else None
         energy_j, source = _measured(cluster.plan, device)
         found = bill(cluster.plan, step_s, cluster.not_projected or source, energy_j, device)
-        typer.echo(first_line([found], 1, device, price_per_hour))
-        typer.echo(length_line(cluster.plan))
+        typer.echo(in_users_language(first_line([found], 1, device, price_per_hour)))
+        typer.echo(in_users_language(length_line(cluster.plan)))
         print_cluster_plan(cluster, Console(width=160))
         return
     from efficientbench.planning.plan import plan_anywhere
@@ -208,7 +209,7 @@ def _print_plan(
 
     plan = plan_anywhere(config)
     unnamed = bill(plan, None, "--world N --device NAME, like --world 8 --device 'H100 SXM', projects them")
-    typer.echo(first_line([unnamed], 1, None, price_per_hour))
+    typer.echo(in_users_language(first_line([unnamed], 1, None, price_per_hour)))
     print_plan(plan, Console(emoji=False))
 
 
@@ -237,8 +238,8 @@ def _print_search(
     plan = make_plan(best.config, best.layout, 0)
     energy_j, source = _measured(plan, device)
     spent = bill(plan, best.projection.step_time_s, source, energy_j, device)
-    typer.echo(first_line([spent], 1, device, price_per_hour))
-    typer.echo(length_line(plan))
+    typer.echo(in_users_language(first_line([spent], 1, device, price_per_hour)))
+    typer.echo(in_users_language(length_line(plan)))
     words = [*given, *words_of(best.config, config)]
     if found.nodes > 1:
         command = ["launch", *words, "--to", "slurm", "--nodes", str(found.nodes), "--devices-per-node", str(per_node)]

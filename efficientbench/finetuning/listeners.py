@@ -15,6 +15,7 @@ from transformers import TrainerCallback
 
 from efficientbench.basics.counted import number_of
 from efficientbench.basics.errors import NonFiniteError
+from efficientbench.basics.language import in_users_language
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.metrics import EfficiencyCallback
 from efficientbench.metrics.files import write_whole
@@ -150,17 +151,16 @@ class Journal(TrainerCallback):
         if "eval_loss" in logs:
             elapsed = {"elapsed_s": self._spent.elapsed_s}
             log.write("evaluation", {"step": state.global_step, "loss": logs["eval_loss"], **elapsed})
-            print(f"step {state.global_step:,}: held-out loss {logs['eval_loss']:.4f}", flush=True)
+            line = f"step {state.global_step:,}: held-out loss {logs['eval_loss']:.4f}"
+            print(in_users_language(line), flush=True)
         elif "loss" in logs:
             names = ("loss", "grad_norm", "learning_rate")
             read = {"tokens_trained": int(state.num_input_tokens_seen), "elapsed_s": self._spent.elapsed_s}
             log.write("step", {"step": state.global_step, **{name: float(logs[name]) for name in names}, **read})
             if state.global_step % max(1, state.max_steps // LINES) == 0:
                 rate = logs["learning_rate"]
-                print(
-                    f"step {state.global_step:,}/{state.max_steps:,}: loss {logs['loss']:.4f}, rate {rate:.2e}",
-                    flush=True,
-                )
+                line = f"step {state.global_step:,}/{state.max_steps:,}: loss {logs['loss']:.4f}, rate {rate:.2e}"
+                print(in_users_language(line), flush=True)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._log is not None:

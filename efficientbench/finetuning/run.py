@@ -10,6 +10,7 @@ from typing import Any
 
 from efficientbench.basics.counted import number_of
 from efficientbench.basics.errors import ConfigError
+from efficientbench.basics.language import in_users_language
 from efficientbench.devices.base import Device
 from efficientbench.finetuning.base_model import find_model
 from efficientbench.finetuning.complete import is_complete, trains_the_same
@@ -147,18 +148,19 @@ class FineTuning(Kind[FinetuneConfig, PlannedTuning, PreparedTuning, TuningJob])
 
 def _announce(tuning: PreparedTuning) -> None:
     plan, config, prepared = tuning.plan, tuning.plan.config, tuning.examples
-    print(
+    lines = [
         f"{config.name}: {plan.model}, {len(prepared.train):,} examples, {len(prepared.held_out):,} held out, "
-        f"{number_of(prepared.steps, 'step')} of {config.training.global_batch_size}, {config.training.dtype}\n"
+        f"{number_of(prepared.steps, 'step')} of {config.training.global_batch_size}, {config.training.dtype}",
         f"{number_of(plan.world, 'rank')} on {plan.site.device.names()[0]}, ZeRO-{config.zero.stage}; "
-        f"order: {prepared.order.record.used}"
-    )
+        f"order: {prepared.order.record.used}",
+    ]
     for kind, count in (("", prepared.data.too_long), ("held-out ", prepared.held_out_too_long)):
         if count:
             treated = f"data.too_long={config.data.too_long}"
-            print(f"{number_of(count, f'{kind}example')} of more than {config.data.max_length:,} tokens ({treated})")
+            lines.append(
+                f"{number_of(count, f'{kind}example')} of more than {config.data.max_length:,} tokens ({treated})"
+            )
     for reason, count in sorted(prepared.unusable.items()):
-        print(f"warning: {number_of(count, 'row')} left out (data.unusable=drop): {reason}")
-    for warning in prepared.order.warnings:
-        print(f"warning: {warning}")
-    print(end="", flush=True)
+        lines.append(f"warning: {number_of(count, 'row')} left out (data.unusable=drop): {reason}")
+    lines += [f"warning: {warning}" for warning in prepared.order.warnings]
+    print("\n".join(map(in_users_language, lines)), flush=True)

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from efficientbench.architecture.variant import known, missing
 from efficientbench.basics.counted import number_of
+from efficientbench.basics.language import in_users_language
 from efficientbench.costs.communication import Transfer, micro_batch_transfers, step_transfers
 from efficientbench.costs.rank_grid import Group
 from efficientbench.metrics.formulas.definitions import flops_utilization
@@ -53,8 +54,8 @@ def _grid(cluster: ClusterPlan) -> Table | str:
         groups = cluster.grid.groups(kind)
         first = ", ".join(map(str, groups[0][:3])) + (f" … {groups[0][-1]}" if span.size > 3 else "")
         lies = "one node" if span.nodes == 1 else f"{span.nodes} nodes, {span.per_node} a node"
-        table.add_row(name, f"{span.size}", f"{len(groups):,}", first, lies)
-    return table if table.row_count else title
+        table.add_row(in_users_language(name), f"{span.size}", f"{len(groups):,}", first, in_users_language(lies))
+    return table if table.row_count else in_users_language(title)
 
 
 def _stages(cluster: ClusterPlan) -> Table:
@@ -69,7 +70,7 @@ def _stages(cluster: ClusterPlan) -> Table:
         largest = stage == cluster.fullest_stage and len(memory) > 1
         sizes = [f"{size / 1e9:.2f}" for _, size in memory_parts(each)]
         table.add_row(
-            f"{stage}, largest" if largest else f"{stage}",
+            in_users_language(f"{stage}, largest") if largest else f"{stage}",
             f"{cluster.stage_parameters[stage]:,}",
             *sizes,
             f"{each.total / 1e9:.2f}",
@@ -97,10 +98,12 @@ def _communication(cluster: ClusterPlan) -> Table | None:
     table = plain_table("purpose", ("operation", "group", "link", "payload", "sent"), title=title, left=3)
     for row in stages[most]:
         of = row.transfer
-        table.add_row(of.purpose, of.operation, of.group, row.link, _size(row.payload_bytes), _size(row.sent_bytes))
+        purpose, carried = in_users_language(of.purpose), in_users_language(row.link)
+        table.add_row(purpose, of.operation, of.group, carried, _size(row.payload_bytes), _size(row.sent_bytes))
     for link in (IN_NODE, BETWEEN_NODES):
         sent_bytes = sum(row.sent_bytes for row in stages[most] if row.link == link)
-        table.add_row(f"in all {link}", "", "", link, "", _size(sent_bytes), style="bold")
+        names = in_users_language(f"in all {link}"), in_users_language(link)
+        table.add_row(names[0], "", "", names[1], "", _size(sent_bytes), style="bold")
     return table
 
 
@@ -126,12 +129,11 @@ def _projection(cluster: ClusterPlan) -> Table | None:
     if projection.bubble_s:
         parts["pipeline bubble"] = projection.bubble_s
     for name, time_s in sorted(parts.items(), key=lambda part: -part[1]):
-        table.add_row(name, f"{time_s * 1e3:,.1f}", f"{time_s / total_s:.1%}")
+        table.add_row(in_users_language(name), f"{time_s * 1e3:,.1f}", f"{time_s / total_s:.1%}")
     if projection.hidden_s:
-        table.add_row(
-            "hidden behind computing", f"−{projection.hidden_s * 1e3:,.1f}", f"−{projection.hidden_s / total_s:.1%}"
-        )
-    table.add_row("step", f"{total_s * 1e3:,.1f}", "", style="bold")
+        hidden = in_users_language("hidden behind computing")
+        table.add_row(hidden, f"−{projection.hidden_s * 1e3:,.1f}", f"−{projection.hidden_s / total_s:.1%}")
+    table.add_row(in_users_language("step"), f"{total_s * 1e3:,.1f}", "", style="bold")
     return table
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -16,7 +16,9 @@ ABSENT = "n/a"
 def plain_table(
     first: str, columns: Iterable[str], rows: Iterable[Sequence[str]] = (), title: str | None = None, left: int = 0
 ) -> Table:
-    """Return a table without lines, whose rows never wrap.
+    """Return a table without lines, whose rows never wrap, with title and headings in the user's language.
+
+    The cells stay as they are: they may be names, which a user types.
 
     Args:
         first: heading of the first column, which is aligned left.
@@ -25,10 +27,12 @@ def plain_table(
         title: title of the table.
         left: number of the other columns that are aligned left too; the rest is aligned right.
     """
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(first, no_wrap=True)
+    told = None if title is None else in_users_language(title)
+    table = Table(title=told, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(in_users_language(first), no_wrap=True)
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number < left else "right", no_wrap=True)
+        justify: JustifyMethod = "left" if number < left else "right"
+        table.add_column(in_users_language(column), justify=justify, no_wrap=True)
     for row in rows:
         table.add_row(*row)
     return table

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from efficientbench.basics.counted import number_of, seconds
 from efficientbench.basics.grouped import grouped
+from efficientbench.basics.language import in_users_language
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.metrics.records.figure import ENERGY_UNITS, scaled
 from efficientbench.planning.bill import Bill, first_line
@@ -49,7 +50,7 @@ def print_dry_run(
     columns = ("state", "ranks", "steps", "tokens", "micro-batch", "GB", "time", "energy")
     table = plain_table("run", columns, title="the sweep, planned")
     for task, state, estimate in zip(tasks, states, estimates, strict=True):
-        table.add_row(Text(task.id), state, *_cells(task, estimate))
+        table.add_row(Text(task.id), in_users_language(state), *_cells(task, estimate))
     todo = [
         bill_of(task, each, machine)
         for task, each, state in zip(tasks, estimates, states, strict=True)
@@ -98,7 +99,7 @@ def _cells(task: Task, estimate: Estimate | None) -> tuple[str, ...]:
         ABSENT if planned.tokens is None else f"{planned.tokens:,}",
         f"{used} for {task.asked}" if task.asked else str(used),
         ABSENT if memory_bytes is None else f"{memory_bytes / 1e9:.2f}",
-        ABSENT if time_s is None else seconds(time_s),
+        ABSENT if time_s is None else in_users_language(seconds(time_s)),
         ABSENT if energy_j is None else scaled(energy_j, ENERGY_UNITS),
     )
 

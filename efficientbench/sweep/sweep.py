@@ -14,6 +14,7 @@ from rich.console import Console
 from efficientbench.basics.cgroup import usable_cores
 from efficientbench.basics.counted import number_of
 from efficientbench.basics.errors import ConfigError, MetricsError
+from efficientbench.basics.language import in_users_language
 from efficientbench.launchers.processes.failure import STOP_EXIT_CODES
 from efficientbench.launchers.processes.launch import received_signals
 from efficientbench.metrics.analysis.needed import what_repeats_tell
@@ -145,9 +146,10 @@ def _print_plan(
         told = what_repeats_tell(here, request.repeat, len(tasks) // request.repeat, str(_suite(tasks)))
     print_dry_run(tasks, states, estimates, most, told, machine, price_per_hour)
     if elsewhere:
-        print(f"planned for {number_of(machine.nodes, 'node')} of {len(machine.devices)} × {machine.name}")
+        nodes = number_of(machine.nodes, "node")
+        print(in_users_language(f"planned for {nodes} of {len(machine.devices)} × {machine.name}"))
     if request.generate:
-        print("generation with each trained model: time and energy are not estimated")
+        print(in_users_language("generation with each trained model: time and energy are not estimated"))
 
 
 def records_in(suite: Path) -> list[RunRecord]:

@@ -16,6 +16,10 @@ FINEWEB_VOCABULARY=65536
 FINEWEB_CPU_OVERRIDES=(training.dtype=fp32 training.seq_len=128 training.micro_batch_size=2 training.global_batch_size=4
     training.steps=20 training.validation_interval=0 measurement.min_steps=10)
 
+_fineweb_error() { # english chinese
+    ascend_say "error: $1" "错误：$2" >&2
+}
+
 fineweb_usage() { # script
     ascend_say "$(_fineweb_usage_in_english "$1")" "$(_fineweb_usage_in_chinese "$1")" >&2
 }
@@ -64,7 +68,7 @@ fineweb_read_arguments() { # script arguments...
         dsw | dlc) fineweb_mode="$1" ;;
         --data | --num-files | --devices | --device | --work | --depth | --*[-_]*)
             if [[ $# -lt 2 ]]; then
-                echo "error: $1 needs a value" >&2 && fineweb_usage "$script"
+                _fineweb_error "$1 needs a value" "$1 需要一个值" && fineweb_usage "$script"
                 return 2
             fi
             case "$1" in
@@ -83,23 +87,23 @@ fineweb_read_arguments() { # script arguments...
         depth=*) fineweb_depth="${1#*=}" ;;
         *=*) fineweb_overrides+=("$1") ;;
         *)
-            echo "error: unknown argument '$1'" >&2 && fineweb_usage "$script"
+            _fineweb_error "unknown argument '$1'" "未知的参数 '$1'" && fineweb_usage "$script"
             return 2
             ;;
         esac
         shift
     done
     if ! [[ "$fineweb_files$fineweb_devices" =~ ^[0-9]+$ && "$fineweb_files" -gt 0 && "$fineweb_devices" -gt 0 ]]; then
-        echo "error: --num-files and --devices are whole numbers above 0" >&2
+        _fineweb_error "--num-files and --devices are whole numbers above 0" "--num-files 和 --devices 应为大于 0 的整数"
         return 2
     fi
     if ! [[ "$fineweb_depth" =~ ^[0-9]+$ ]]; then
-        echo "error: --depth is a whole number of layers, like --depth 12" >&2
+        _fineweb_error "--depth is a whole number of layers, like --depth 12" "--depth 应为整数层数，如 --depth 12"
         return 2
     fi
     if $devices_given && _fineweb_has_layout; then
-        echo "error: --devices and parallel.* keys both set the number of devices: give one of them; without" \
-            "parallel.dp the run takes all" >&2
+        _fineweb_error "--devices and parallel.* keys both set the number of devices: give one of them; without \
+parallel.dp the run takes all" "--devices 和 parallel.* 键都设定设备数：请只给其中之一；没有 parallel.dp 时使用全部设备"
         return 2
     fi
 }
@@ -131,7 +135,8 @@ _fineweb_check_source() {
     local wanted="FineWeb-Edu, $fineweb_files files" file="$fineweb_work/source.txt"
     [[ -z "$fineweb_data" ]] || wanted="$(readlink -f "$fineweb_data")"
     if [[ -e "$file" && "$(cat "$file")" != "$wanted" ]]; then
-        echo "error: $fineweb_work was made from $(cat "$file"), not from $wanted: choose another folder with --work" >&2
+        _fineweb_error "$fineweb_work was made from $(cat "$file"), not from $wanted: choose another folder with --work" \
+            "$fineweb_work 由 $(cat "$file") 制作，而不是 $wanted：请用 --work 另选目录"
         return 2
     fi
     printf '%s\n' "$wanted" >"$file.new" && mv "$file.new" "$file"
@@ -153,7 +158,8 @@ fineweb_text() {
     fi
     fineweb_print "text: downloading $fineweb_files files of FineWeb-Edu"
     if ! efficientbench-data download --num-files "$fineweb_files" --output "$fineweb_text_path"; then
-        echo "error: the download is not complete; call again to resume, or give your own text with --data PATH" >&2
+        _fineweb_error "the download is not complete; call again to resume, or give your own text with --data PATH" \
+            "下载未完成；再次调用即可继续，或用 --data PATH 给出自己的文本"
         return 1
     fi
     touch "$fineweb_work/text.complete"
@@ -184,13 +190,14 @@ fineweb_tokens() {
 _fineweb_device() {
     (cd / && python3 - "$fineweb_device") <<'PYTHON'
 import sys
+from efficientbench.basics.language import in_users_language
 from efficientbench.devices.registry import find_device
 from efficientbench.running.errors import USERS_MISTAKES
 try:
     device = find_device(sys.argv[1])
     print(device.type, 0 if device.memory_capacity_bytes() is None else device.count())
 except USERS_MISTAKES as error:
-    sys.exit(f"error: {error}")
+    sys.exit(in_users_language(f"error: {error}"))
 PYTHON
 }
 
@@ -198,14 +205,15 @@ PYTHON
 _fineweb_find_words() { # name
     local found
     if [[ -n "$fineweb_data" && ! -e "$fineweb_data" ]]; then
-        echo "error: --data $fineweb_data is not there" >&2
+        _fineweb_error "--data $fineweb_data is not there" "--data $fineweb_data 不存在"
         return 2
     fi
     found="$(_fineweb_device)" || return 2
     read -r fineweb_type count <<<"$found"
     if [[ "$count" -eq 0 && "$fineweb_device" == auto ]] && ascend_has_device; then
-        echo "error: this machine has NPUs and they cannot be used: source launchers/setup_ascend.sh prints why;" \
-            "--device cpu trains on the CPU, shortened" >&2
+        _fineweb_error "this machine has NPUs and they cannot be used: source launchers/setup_ascend.sh prints why; \
+--device cpu trains on the CPU, shortened" \
+            "本机有 NPU 但无法使用：source launchers/setup_ascend.sh 会说明原因；--device cpu 在 CPU 上缩短训练"
         return 2
     fi
     if [[ "$count" -eq 0 ]]; then
@@ -222,7 +230,8 @@ _fineweb_find_words() { # name
                 fineweb_devices=$((count < 2 ? 1 : 2))
             fi
             if [[ "$count" -lt "$fineweb_devices" ]]; then
-                echo "error: $fineweb_devices devices are wanted and $count of type $fineweb_type are here: --devices $count" >&2
+                _fineweb_error "$fineweb_devices devices are wanted and $count of type $fineweb_type are here: \
+--devices $count" "需要 $fineweb_devices 个设备，而此处有 $count 个 $fineweb_type：--devices $count"
                 return 2
             fi
             fineweb_words=("parallel.dp=$fineweb_devices")
@@ -250,9 +259,10 @@ fineweb_evaluate() { # name
     fineweb_print "evaluation"
     (cd / && python3 - "$fineweb_work/runs/$1") <<'PYTHON'
 import json, pathlib, sys
+from efficientbench.basics.language import in_users_language
 records = sorted(pathlib.Path(sys.argv[1]).glob("seed_*/record.json"), key=lambda path: path.stat().st_mtime)
 if not records:
-    sys.exit(f"error: no run has left a record in {sys.argv[1]}")
+    sys.exit(in_users_language(f"error: no run has left a record in {sys.argv[1]}"))
 record = json.loads(records[-1].read_text(encoding="utf-8"))
 def figure(key, unit):
     value = record[key]

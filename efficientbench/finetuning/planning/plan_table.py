@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from efficientbench.basics.counted import number_of
+from efficientbench.basics.language import in_users_language
 from efficientbench.finetuning.planning.cost import ZeroLayout
 from efficientbench.finetuning.planning.plan import RESERVE, PlanRequest, TuningPlan, asked, fitting
 from efficientbench.finetuning.planning.step import (
@@ -43,14 +44,13 @@ def _memory(plan: TuningPlan) -> _Titled:
         f"{request.name}: {parameters:,} parameters, {trained:,} trained ({trained / parameters:.2%}); "
         f"{_words(plan.layout)} on {number_of(plan.layout.world, 'rank')}"
     )
-    rows = ((name, f"{size / 1e9:.2f}") for name, size in plan.memory.items())
+    rows = ((in_users_language(name), f"{size / 1e9:.2f}") for name, size in plan.memory.items())
     table = plain_table("peak memory of a rank", ("GB",), rows)
     verdict = "fits" if plan.fits else "does NOT fit"
-    table.add_row(
-        f"total: {verdict} in {request.memory_bytes / 1e9:g} GB", f"{plan.total_bytes / 1e9:.2f}", style="bold"
-    )
+    total = in_users_language(f"total: {verdict} in {request.memory_bytes / 1e9:g} GB")
+    table.add_row(total, f"{plan.total_bytes / 1e9:.2f}", style="bold")
     if plan.host_bytes:
-        table.add_row("on a node's host", f"{plan.host_bytes / 1e9:.2f}")
+        table.add_row(in_users_language("on a node's host"), f"{plan.host_bytes / 1e9:.2f}")
     return title, table
 
 
@@ -59,18 +59,23 @@ def _traffic(plan: TuningPlan) -> _Titled | None:
         return None
     title = f"a step of {plan.layout.accumulation} micro-batches of {plan.layout.micro} on each rank"
     rows = (
-        (each.purpose, each.operation, _link(crosses_nodes(each, plan.layout)), f"{each.sent_bytes / 1e9:.1f}")
+        (
+            in_users_language(each.purpose),
+            each.operation,
+            _link(crosses_nodes(each, plan.layout)),
+            f"{each.sent_bytes / 1e9:.1f}",
+        )
         for each in plan.traffic
     )
     table = plain_table("what a rank sends", ("operation", "link", "GB"), rows, left=2)
     for between in (False, True):
         if size := plan.sent_bytes(between):
-            table.add_row("in all", "", _link(between), f"{size / 1e9:.1f}", style="bold")
+            table.add_row(in_users_language("in all"), "", _link(between), f"{size / 1e9:.1f}", style="bold")
     return title, table
 
 
 def _link(between_nodes: bool) -> str:
-    return "across nodes" if between_nodes else "in the node"
+    return in_users_language("across nodes" if between_nodes else "in the node")
 
 
 def _speed(plan: TuningPlan) -> _Titled | None:
@@ -93,8 +98,8 @@ def _speed(plan: TuningPlan) -> _Titled | None:
             f"{projected.compute_s:.1f}",
             f"{projected.communication_s:.1f}",
             f"{projected.host_s:.1f}",
-            f"{low:.1f} to {high:.1f}",
-            f"{request.batch / high:.1f} to {request.batch / low:.1f}",
+            in_users_language(f"{low:.1f} to {high:.1f}"),
+            in_users_language(f"{request.batch / high:.1f} to {request.batch / low:.1f}"),
         )
     return title, table
 
@@ -110,13 +115,13 @@ def _layouts(best: list[TuningPlan], own: TuningPlan) -> _Titled | None:
     for plan in shown:
         projected = plan.time(plan.layout.tokens)
         table.add_row(
-            _words(plan.layout),
+            in_users_language(_words(plan.layout)),
             f"{plan.total_bytes / 1e9:.1f}",
             f"{(plan.sent_bytes(False) + plan.sent_bytes(True)) / 1e9:.1f}",
             f"{plan.sent_bytes(True) / 1e9:.1f}",
             f"{plan.flops.hardware / 1e9:.1f}",
             ABSENT if projected is None else f"{projected.longest_s:.1f}",
-            "as asked" if plan.layout == own.layout else "",
+            in_users_language("as asked") if plan.layout == own.layout else "",
         )
     return "layouts that fit, the best first", table
 

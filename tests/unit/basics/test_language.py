@@ -6,6 +6,7 @@ import ast
 import io
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,6 +62,20 @@ def test_translation_makes_help_chinese_and_changes_no_other_text() -> None:
     translate_help(translated)
     assert all(HAN.search(text) for text in helps(translated))
     assert not any(HAN.search(text) for text in helps(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize("program", [app, data_app], ids=["efficientbench", "data_tools"])
+def test_a_chinese_user_gets_help_by_both_its_options(program: typer.Typer, capsys: pytest.CaptureFixture[str]) -> None:
+    group: Any = typer.main.get_command(program)
+    translate_help(group)
+    for words in ([], *([name] for name in group.commands)):
+        shown = []
+        for option in ("-h", "--help"):
+            assert group.main([*words, option], prog_name="program", standalone_mode=False) == 0, words
+            shown.append(capsys.readouterr().out)
+        assert shown[0] == shown[1], words
+        assert "-h, --help" in shown[0], words
+        assert "显示此帮助并退出。" in shown[0], words
 
 
 def templates(node: ast.AST) -> Iterator[str]:
@@ -170,6 +185,39 @@ def test_a_plan_is_told_in_chinese(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row for row in rows if row and not HAN.search(row) and row != "epochs"] == []
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", "gqa_1.5B"],
+        ["plan", "gqa_1.5B", "--world", "8", "--device", "Ascend 910B3"],
+        ["plan", "gqa_1.5B", "--world", "8", "--device", "H100 SXM", "--search", "--price-per-hour", "2"],
+        ["plan", "gqa_7B", "--world", "16", "--device", "H100 SXM", "tp=2", "pp=4"],
+        ["finetune", "lora_32B", "--plan", "--world", "16", "--device", "Ascend 910B3"],
+        ["finetune", "lora_32B", "--plan", "--world", "2", "--memory-gb", "8"],
+        ["sweep", "--dry-run", "--only", "gqa,mla", "--sizes", "0.5B"],
+        ["sweep", "--dry-run", "--only", "gqa", "--device", "Ascend 910B3", "--nodes", "2", "--generate"],
+    ],
+    ids=" ".join,
+)
+def test_plans_of_the_guides_are_told_in_chinese(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+    monkeypatch.chdir(tmp_path)
+    lines = CliRunner().invoke(app, words).output.splitlines()
+    assert len(lines) > 5
+    # The sources of a device's rates are titles of English pages.
+    english = [each for each in lines if re.search("[a-z]{2,} [a-z]{2,}", each) and not each.startswith("速率")]
+    # A command to type.
+    assert [each for each in english if not each.startswith("第一种：efficientbench")] == []
+
+
+def test_a_device_of_several_kinds_is_refused_in_chinese() -> None:
+    told = efficientbench("plan", "gqa_1.5B", "--device", "910B", expect=2, LC_ALL="zh_CN.UTF-8").stderr
+    assert told.startswith("错误：'910B'：昇腾 910B 的峰值取决于具体型号")
+    assert told.endswith("请写其中之一：Ascend 910B1, Ascend 910B2, Ascend 910B3, Ascend 910B4\n")
+
+
 def test_checks_are_printed_in_the_users_language(monkeypatch: pytest.MonkeyPatch) -> None:
     checks = [
         Check("cuda", False, "no NVIDIA driver's device file (/dev/nvidia0) on this machine", "an Ascend 910"),
@@ -221,7 +269,7 @@ def test_the_table_of_translations_is_complete(monkeypatch: pytest.MonkeyPatch) 
     assert len(keys) == len(content)
     for english, chinese in content.items():
         assert HAN.search(chinese), english
-        assert len(re.findall(r"\{\d?\}", chinese)) == english.count("{}"), english
+        assert len(re.findall(r"\{\d?\}", chinese)) == len(re.findall(r"\{[*n]?\}", english)), english
     # As deep as values go: the reason within a line is Chinese too.
     rapl = "no RAPL zone in /sys: a virtual machine or container hides them, or the kernel module "
     rapl += "intel_rapl_msr is not loaded"
@@ -248,6 +296,12 @@ def test_a_chinese_user_gets_chinese_help() -> None:
         assert words in asked.stdout
     assert not re.search("Usage|Options|Arguments|default|Show this", asked.stdout)
     assert not HAN.search(efficientbench("launch", "--help", LC_ALL="C.UTF-8").stdout)
+
+
+def test_a_chinese_user_learns_how_to_ask_for_help() -> None:
+    refused = efficientbench("run", "--stepz", expect=2, LC_ALL="zh_CN.UTF-8").stderr.splitlines()
+    assert refused[1:] == ["用 'efficientbench run -h' 查看帮助。", "", "错误：没有选项 --stepz（可能是：--help）"]
+    efficientbench("run", "-h", expect=0, stderr="", LC_ALL="zh_CN.UTF-8")
 
 
 def test_a_mistake_that_begins_with_a_name_is_told_after_the_word_error() -> None:

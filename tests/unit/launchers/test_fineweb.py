@@ -195,6 +195,24 @@ def test_wrong_arguments_are_refused(machine: Machine, arguments: list[str], mes
     assert message in printed
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--frobnicate"], "错误：未知的参数 '--frobnicate'"),
+        (["--data"], "错误：--data 需要一个值"),
+        (["--depth", "twelve"], "错误：--depth 应为整数层数，如 --depth 12"),
+        (["--devices", "0"], "错误：--num-files 和 --devices 应为大于 0 的整数"),
+        (["--devices", "4", "tp=2"], "错误：--devices 和 parallel.* 键都设定设备数："),
+        (["--data", "/no/such/text"], "错误：--data /no/such/text 不存在"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_chinese(machine: Machine, arguments: list[str], message: str) -> None:
+    done = machine.start("quick_fineweb_test.sh", *arguments, LANG="zh_CN.UTF-8")
+    assert done.returncode == 2
+    assert message in done.stdout + done.stderr
+    assert "error:" not in done.stdout + done.stderr
+
+
 def test_wrong_keys_end_the_script_before_any_work(machine: Machine) -> None:
     words = ("--data", str(machine.text), "traning.steps=3")
     status, printed, calls = machine.run("train_with_fineweb.sh", *words, failure="traning")
