@@ -69,11 +69,13 @@ def _part(text: str, kind: str = "{}") -> str | None:
 
 
 ANY = "{*}"
-PLACEHOLDERS = {"{}": "(.*?)", ANY: "(.*?)", "{n}": r"((?:about |at least )?\d\S*)"}
+PLACEHOLDERS = {"{}": "(.*?)", ANY: "(.*?)", "{n}": r"((?:about |at least )?\d(?:\S*[^\s.,:;])?)"}
 """Placeholder in a key → what it matches: a name, a value or a text that the table has; what a user or another program
 wrote, which stays as it is where the table does not have it; a number."""
 
-_QUOTED = re.compile("'[^']*'|`[^`]*`")
+_QUOTED = re.compile(r"'[^']*'|`[^`]*`|\(speed only\)")
+"""What is no sentence: words in quotes, and the mark behind a run's name."""
+
 _SENTENCE = re.compile(r"(?<![\w./=-])(?!and |or |efficientbench )[a-z]+ (?!and\b|or\b)[a-z]+(?![\w/=-]|\.\w)")
 """Two words, one after the other, as no list of names has them."""
 
@@ -85,10 +87,9 @@ def _table() -> tuple[dict[str, str], list[tuple[re.Pattern[str], list[str], str
     texts = {english: chinese for part in chain.from_iterable(parts) for english, chinese in part.items()}
     placeholder = re.compile(f"({'|'.join(map(re.escape, PLACEHOLDERS))})")
     exact = {english: chinese for english, chinese in texts.items() if not placeholder.search(english)}
-    # `error: {}` first, else a pattern that begins with a placeholder would take the word into it; then the longest: of
-    # two patterns that match, it is the more specific.
-    starts = re.compile(r"[a-z]+: {}")
-    keys = sorted(texts.keys() - exact.keys(), key=lambda key: (bool(starts.fullmatch(key)), len(key)), reverse=True)
+    # What begins with words first, else a pattern that begins with a placeholder would take those words, as of
+    # `error: {}`, into it; then the longest: of two patterns that match, it is the more specific.
+    keys = sorted(texts.keys() - exact.keys(), key=lambda key: (key[0] != "{", len(key)), reverse=True)
     patterns = []
     for key in keys:
         pattern = "".join(PLACEHOLDERS.get(each) or re.escape(each) for each in placeholder.split(key))

@@ -101,6 +101,35 @@ def test_a_message_is_chinese_or_english_as_a_whole(message: str) -> None:
     assert told == message or not re.search("[a-z]{2,} [a-z]{2,}", told), told
 
 
+@pytest.mark.parametrize(
+    ("message", "chinese"),
+    [
+        (
+            "Speed only: gqa_0.5B: 0.015 tokens per parameter are fewer than 1.",
+            "仅速度：gqa_0.5B：每参数 0.015 个 token 少于 1。",
+        ),
+        (
+            "Speed only, without a comparison of losses: a: 0.01 tokens per parameter are fewer than 1; "
+            "b: 0.02 tokens per parameter are fewer than 1.",
+            "仅速度，不比较损失：a：每参数 0.01 个 token 少于 1；b：每参数 0.02 个 token 少于 1。",
+        ),
+        (
+            "A: Another process used a device of gqa_0.5B (smoke) (speed only) meanwhile.",
+            "A 侧：其间另一个进程使用了 gqa_0.5B (smoke) (speed only) 的设备。",
+        ),
+        (
+            "no ±95%: a 95 % interval needs 30 measured steps; this run has 3",
+            "没有 ±95%：95 % 区间需要 30 个测量步；此运行有 3 个",
+        ),
+        ("no verdict; highest figure: short, 63,015", "不下结论；最高值：short, 63,015"),
+        ("gqa_0.5B: started, attempt 2", "gqa_0.5B：已开始，第 2 次尝试"),
+        ("error: 3 nodes", "错误：3 个节点"),
+    ],
+)
+def test_a_message_of_several_parts_is_told_in_chinese(message: str, chinese: str) -> None:
+    assert in_chinese(message) == chinese
+
+
 def test_what_another_program_wrote_stays_in_a_chinese_message() -> None:
     told = in_chinese("error: x.yaml cannot be read: No such file or directory")
     assert told == "错误：x.yaml 无法读取：No such file or directory"

@@ -161,6 +161,30 @@ def test_named_keys_exist(page: Path) -> None:
             assert name in KEYS, code
 
 
+# Pages whose Chinese leaves the tables of keys, of changes to the code and of names to the English one.
+SHORTER = ("finetuning", "optimizers", "oracles", "speedrun")
+TWINS = [
+    (ROOT / "docs" / page.name, page)
+    for page in sorted((ROOT / "docs" / "zh").glob("*.md"))
+    if page.stem not in SHORTER and (ROOT / "docs" / page.name).exists()
+]
+
+
+@pytest.mark.parametrize(("english", "chinese"), TWINS, ids=[page.stem for page, _ in TWINS])
+def test_a_chinese_page_names_all_that_its_english_twin_names(english: Path, chinese: Path) -> None:
+    assert len(TWINS) > 10
+    assert sorted(set(inline(english)) - set(inline(chinese))) == []
+    headings = [len(re.findall("^##+ ", prose(page), re.MULTILINE)) for page in (english, chinese)]
+    assert headings[0] == headings[1]
+
+
+def test_generated_chinese_lines_have_no_english_sentence() -> None:
+    page = ROOT / "docs" / "zh" / "clusters.md"
+    (block,) = re.findall("<!-- generated: measured preflight -->(.*?)<!-- end -->", page.read_text("utf-8"), re.DOTALL)
+    assert re.findall("[a-z]+ [a-z]+ [a-z]+", block) == []
+    assert "一个核，每次预检 3 s。脚本：" in block
+
+
 @each_page
 def test_named_files_exist(page: Path) -> None:
     for code in inline(page):
