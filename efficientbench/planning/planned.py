@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import overload
 
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.matrix import MATRIX
+from efficientbench.metrics.sensors.hardware import known_device
 from efficientbench.planning.cluster_plan import ClusterPlan, make_cluster_plan
 from efficientbench.planning.plan import Plan, plan_anywhere
 from efficientbench.planning.vocabulary import resolve_run
@@ -27,6 +29,17 @@ def plan(
 ) -> ClusterPlan: ...
 
 
+@overload
+def plan(
+    name: str,
+    *keys: str,
+    smoke: bool = False,
+    matrix: str | Path = MATRIX,
+    device: str,
+    devices_per_node: int = 8,
+) -> ClusterPlan: ...
+
+
 def plan(
     name: str,
     *keys: str,
@@ -43,8 +56,9 @@ def plan(
         keys: overrides like 'training.seq_len=4096', as on a command line.
         smoke: whether the model is scaled down, as by `--smoke`.
         matrix: the file that names the run.
-        world: number of accelerators; None: the plan holds for any machine, and has no time.
-        device: with `world`: a name in the table of devices, like 'H100 SXM'; None: no step time is projected.
+        world: number of accelerators; None: those of a usual machine of `device`; without one too, the plan holds for
+            any machine, and has no time.
+        device: a name in the table of devices, like 'H100 SXM'; None: no step time is projected.
         devices_per_node: with `world`: accelerators on each node.
 
     Raises:
@@ -53,4 +67,10 @@ def plan(
         DeviceError, MetricsError: the device is unknown.
     """
     config, _ = resolve_run(name, smoke, keys, Path(matrix))
-    return plan_anywhere(config) if world is None else make_cluster_plan(config, world, devices_per_node, device)
+    if world is None and device is not None:
+        world = known_device(device).usual_count
+    if world is None:
+        return plan_anywhere(config)
+    if world < 1:
+        raise ConfigError(f"world={world}: a cluster has 1 accelerator or more")
+    return make_cluster_plan(config, world, devices_per_node, device)

@@ -66,6 +66,11 @@ def test_mistakes_in_calls_are_named() -> None:
         efficientbench.load("no_such_folder")
     with pytest.raises(ConfigError, match="did you mean training.seq_len"):
         efficientbench.plan("gqa_1.5B", "training.seqlen=8")
+    with pytest.raises(MetricsError, match="nonsense"):
+        efficientbench.plan("gqa_1.5B", device="nonsense")
+    for world in (0, -8):
+        with pytest.raises(ConfigError, match=f"world={world}: a cluster has 1 accelerator or more"):
+            efficientbench.plan("gqa_1.5B", world=world)
 
 
 def test_without_pandas_there_are_records_and_no_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from support.alone import engine_groups, peak_memory_bytes
 from support.printed import on_one_line
 from typer.testing import CliRunner
 
+import efficientbench
 from efficientbench.basics.errors import ConfigError, MetricsError
 from efficientbench.cli.app import app
 from efficientbench.config.load import resolve
@@ -56,6 +57,11 @@ def planned(*words: str) -> tuple[int, str]:
     """Return exit status and output of `plan`, which counts the engine's parameters in a world of its own."""
     done = CliRunner().invoke(app, ["plan", *words])
     return done.exit_code, done.stdout
+
+
+def ranks_of(name: str, device: str) -> int:
+    """Return the ranks of a plan for a usual machine."""
+    return efficientbench.plan(name, device=device).plan.layout.world_size
 
 
 LAYOUTS = [
@@ -319,3 +325,5 @@ def test_a_device_alone_is_a_usual_machine_of_it(alone: ProcessPoolExecutor, dev
     assert f"gqa_0.5B on {count[0]} rank" in text
     _, text = alone.submit(planned, "gqa_0.5B", "--device", device, "--gpus", "2").result()
     assert text.startswith("whole budget: ")
+    # From Python too.
+    assert alone.submit(ranks_of, "gqa_0.5B", device).result() == int(count.partition(" ")[0])
