@@ -30,11 +30,11 @@ def refused(
     done: subprocess.CompletedProcess[str],
     what: str,
     remedy: str = "rename the file or folder",
-    mark: str = "error: ",
+    begin: str = "error: {} is not UTF-8: ",
 ) -> None:
     """The command ended at once with one line, which names `what` and its bytes."""
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    assert done.stderr.startswith(f"{mark}{what} is not UTF-8: "), done.stderr
+    assert done.stderr.startswith(begin.format(what)), done.stderr
     assert (done.stderr.count("\n"), SHOWN in done.stderr, "你好" in done.stderr) == (1, True, True)
     assert remedy in done.stderr
 
@@ -121,9 +121,10 @@ def test_arguments_from_a_gbk_terminal_are_read_or_refused(tmp_path: Path, mode:
         assert done.stderr.startswith("错误：你好"), done.stderr
     # What lies there keeps its bytes.
     (tmp_path / GBK).mkdir()
-    refused(call([*DATA_TOOLS, "verify", GBK], tmp_path, **locale), "argument 2", mark="错误：")
+    in_chinese = {"remedy": "请重命名该文件或目录", "begin": "错误：{} 不是 UTF-8："}
+    refused(call([*DATA_TOOLS, "verify", GBK], tmp_path, **locale), "第 2 个参数", **in_chinese)
     done = call(command("run", "gqa_0.5B", "--smoke", f"output={GBK}"), tmp_path, **locale)
-    refused(done, "argument 4", mark="错误：")
+    refused(done, "第 4 个参数", **in_chinese)
     assert not (tmp_path / "你好").exists()
 
 
