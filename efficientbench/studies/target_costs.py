@@ -161,7 +161,9 @@ def costs_of(study: Study, variants: Sequence[str]) -> tuple[Costs, dict[str, st
         told[name] += noise
         if study.served_tokens is not None and unit.served in serving:
             after = study.served_tokens * serving[unit.served] * _growth(study, generated) / unit.each
-            lives[f"{name} with {count(study.served_tokens)} served tokens"] = training[name], after
+            life = f"{name} with {count(study.served_tokens)} served tokens"
+            lives[life] = training[name], after
+            told[life] = "serving by its measurement × FLOPs of a token, whose noise is not counted"
     caches = [cost.cache_bytes_per_token for cost in found]
     lacking = [name for name, cache in zip(variants, caches, strict=True) if cache is None]
     if lacking:

@@ -427,6 +427,7 @@ def test_tokens_to_be_served_count_beside_the_training(clear: Study) -> None:
     table = verdict(answer(serving)).table
     assert table is not None
     assert "kWh with 1.00B served tokens to gqa's loss" in table.header
+    assert any(note.startswith("kWh with 1.00B served tokens: serving by its measurement") for note in table.notes)
     assert not costs_of(replace(serving, served_tokens=None), ("gqa", "mla"))[0].lives
     assert "n/a: generation was not measured" in costs_of(replace(clear, served_tokens=1e9), ("gqa", "mla"))[1][SERVING]
 
