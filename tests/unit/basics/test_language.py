@@ -204,7 +204,10 @@ def test_plans_of_the_guides_are_told_in_chinese(
 ) -> None:
     monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
     monkeypatch.chdir(tmp_path)
-    lines = CliRunner().invoke(app, words).output.splitlines()
+    # Counting a stage's parameters makes the process groups of its process, which other tests may have made in this one.
+    own = words[0] == "plan" and "--world" in words
+    shown = efficientbench(*words, cwd=tmp_path).stdout if own else CliRunner().invoke(app, words).output
+    lines = shown.splitlines()
     assert len(lines) > 5
     # The sources of a device's rates are titles of English pages.
     english = [each for each in lines if re.search("[a-z]{2,} [a-z]{2,}", each) and not each.startswith("速率")]
