@@ -204,7 +204,7 @@ def test_plans_of_the_guides_are_told_in_chinese(
 ) -> None:
     monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
     monkeypatch.chdir(tmp_path)
-    # Counting a stage's parameters makes the process groups of its process, which other tests may have made in this one.
+    # Counting a stage makes process groups, which other tests may have made in this process already.
     own = words[0] == "plan" and "--world" in words
     shown = efficientbench(*words, cwd=tmp_path).stdout if own else CliRunner().invoke(app, words).output
     lines = shown.splitlines()
