@@ -55,7 +55,13 @@ setup(
         "efficientbench.basics": ["*.yaml"],
         "efficientbench.planning": ["*.yaml"],
         "efficientbench.launchers": ["*.sh", "*/*.sh"],
-        "efficientbench.metrics": ["sensors/*.yaml", "report/html/*.css", "report/html/*.html", "report/html/*.js"],
+        "efficientbench.metrics": [
+            "sensors/*.yaml",
+            "records/*.yaml",
+            "report/html/*.css",
+            "report/html/*.html",
+            "report/html/*.js",
+        ],
     },
     data_files=[("share/efficientbench/examples", sorted(glob("examples/*.*")))],
     # Configuration, plan and report. An extra can only add to it.

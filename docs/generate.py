@@ -35,6 +35,7 @@ from efficientbench.finetuning.config import FinetuneConfig
 from efficientbench.metrics.records.figure import rows_of
 from efficientbench.metrics.records.figures import Identity
 from efficientbench.metrics.records.generation.generation import GenerationRecord, Phase, RowFigures
+from efficientbench.metrics.records.other_layers import layers_of
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.columns import COLUMNS
 from efficientbench.metrics.report.sections.rank_table import PARTS as WALL_TIME
@@ -47,6 +48,7 @@ SCHEMAS: dict[Path, type] = {
     ROOT / "docs" / "generation.schema.json": GenerationRecord,
     ROOT / "docs" / "study.schema.json": Answer,
 }
+LAYERS = ROOT / "metrics" / "records" / "layers.yaml"
 BLOCK = re.compile(r"(<!-- generated: ([^>]+?) -->)(.*?)(<!-- end -->)", re.DOTALL)
 CHINESE = yaml.safe_load((ROOT / "docs" / "chinese.yaml").read_text(encoding="utf-8"))
 """Chinese translations of the blocks' English: of table cells, of phrases in other lines, and by patterns."""
@@ -416,12 +418,24 @@ def _by_patterns(text: str) -> str:
     return text
 
 
+def layers() -> str:
+    """Return the kinds of attention and of positions of each variant of the matrices, as YAML."""
+    matrix = load_matrix()
+    runs = {run.variant: run.name for run in (*matrix.other_runs, *matrix.all_runs)}
+    kinds = {variant: layers_of(resolve(name).model_dump(mode="json")) for variant, name in sorted(runs.items())}
+    rows = [f"{variant}: [{', '.join(of)}]" for variant, of in kinds.items()]
+    return "\n".join(
+        ["# The kinds of attention and of positions of each variant, written by docs/generate.py.", *rows, ""]
+    )
+
+
 def main() -> int:
     """Rewrite, or check, every page and the schemas; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is out of date")
     check = parser.parse_args().check
     texts = {page: filled(page) for page in pages()} | {path: schema_of(record) for path, record in SCHEMAS.items()}
+    texts[LAYERS] = layers()
     stale = [file for file, text in texts.items() if not file.exists() or file.read_text(encoding="utf-8") != text]
     for file in stale:
         if not check:

@@ -7,20 +7,21 @@ published runs, and takes the errors from the other half.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Protocol
 
-from efficientbench.architecture.gqa import gqa_keys
-from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.model import OWN_LAYER, ModelConfig
+from efficientbench.architecture.variant import known
 from efficientbench.basics.foreign import parse_own_yaml
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.communication import Transfer
+from efficientbench.costs.model import keys_read_per_query
 from efficientbench.metrics.sensors.hardware import DeviceRates
 
-PUBLISHED = ("gqa", "mla")
-"""The attentions that published runs have, all of them without windows."""
+LONG = 1 << 20
+"""Tokens of a sequence that no window holds."""
 TABLE = Path(__file__).with_name("efficiencies.yaml")
 
 
@@ -119,9 +120,13 @@ class Reached:
 
 def reached(device: str, model: ModelConfig) -> Reached:
     """Return what published runs like this model's on a device reached; `device`: its name in `hardware.yaml`."""
-    kinds = {view.attention.kind for view in model.views.values()} - {*PUBLISHED}
-    windows = {"windows" for view in model.views.values() if view.attention.kind == "gqa" and gqa_keys(view).window}
-    return replace(reached_by(device, has_experts(model)), unlike=tuple(sorted(kinds | windows)))
+    # All published runs have layers whose queries read every earlier key.
+    unlike = {
+        view.attention.kind if name == OWN_LAYER else name
+        for name, view in model.views.items()
+        if known(partial(keys_read_per_query, view, LONG)) != (LONG + 1) / 2
+    }
+    return replace(reached_by(device, has_experts(model)), unlike=tuple(sorted(unlike)))
 
 
 def has_experts(model: ModelConfig) -> bool:

@@ -1,28 +1,22 @@
 """Names a run whose keys gave it other attention or positions than the variant has that its name says.
 
 `run gqa_1.5B model.attention.kind=mla` writes a record of the variant gqa. Its row is no row of gqa: it is called
-`gqa_1.5B (with mla)`, and its variant `gqa (with mla)`, so that no report takes it for the baseline.
+`gqa_1.5B (with mla)`, and its variant `gqa (with mla)`, so that no report takes it for the baseline. `layers.yaml` has
+the kinds of each of our variants, which docs/generate.py writes from the matrices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
+from efficientbench.basics.foreign import parse_own_yaml
 from efficientbench.metrics.records.figures import WITH, Subject
 
-_SAME_AS_GQA = (
-    *("mha", "mqa", "gqa", "gated", "swa_3to1", "rope", "dense", "moe", "moe_fine", "moe_fine_shared", "nanochat"),
-    *("base", "mid", "sft", "rl"),
-)
 LAYERS: Mapping[str, tuple[str, str]] = {
-    **dict.fromkeys(_SAME_AS_GQA, ("gqa", "rope")),
-    **{kind: (kind, "rope") for kind in ("mla", "nsa")},
-    **{kind: ("gqa", kind) for kind in ("absolute", "learnable_absolute", "relative", "none")},
-    **{kind: (kind, "none") for kind in ("gdn", "mamba2")},
-    **{f"{kind}_3to1": (f"{kind}/gqa", "none/rope") for kind in ("gdn", "mamba2")},
-    "kda_3to1": ("kda/mla", "none"),
-    "swa_5to1_sinks": ("gqa", "rope/none"),
+    variant: (kinds[0], kinds[1])
+    for variant, kinds in parse_own_yaml(Path(__file__).with_name("layers.yaml").read_text(encoding="utf-8")).items()
 }
 """Variant of ours → the kinds of its attention and of its positions, as `layers_of` returns them."""
 

@@ -73,7 +73,7 @@ def test_a_range_has_the_least_and_the_greatest_ratio_of_the_held_out_runs() -> 
         ("gdn_3to1_1.5B", "none of them has layers of gdn"),
         ("mamba2_1.5B", "none of them has layers of mamba2"),
         ("nsa_1.5B", "none of them has layers of nsa"),
-        ("swa_3to1_1.5B", "none of them has layers of windows"),
+        ("swa_3to1_1.5B", "none of them has layers of swa"),
         ("gqa_1.5B", ""),
         ("mla_1.5B", ""),
     ],
