@@ -64,6 +64,8 @@ class WandbLog:
                     console="off",
                     disable_git=True,
                     finish_timeout=FINISH_LIMIT_S,
+                    # The process may have a run already: of the user's own code, or of another project.
+                    reinit="create_new",
                     save_code=False,
                     silent=True,
                     # Its sensors would disturb what is measured here.

@@ -72,6 +72,15 @@ def test_scalars_axes_and_figures_reach_wandb(tmp_path: Path) -> None:
 
 
 @pytest.mark.proof
+def test_a_second_run_of_a_process_is_sent_beside_the_first(tmp_path: Path) -> None:
+    second = 'WandbLog("other", Path(sys.argv[1]), "ours", {}).close()\n'
+    done(BEGIN + second + SEND + END + "log.close()", tmp_path)
+    sent = {each.project: each for each in offline_runs(tmp_path)}
+    assert sorted(sent) == ["other", "trial"]
+    assert sent["trial"].scalars("train/loss") == [(1, 2.5), (2, 2.25)]
+
+
+@pytest.mark.proof
 def test_a_run_without_figures_counts_as_failed(tmp_path: Path) -> None:
     done(BEGIN + SEND + "log.close()", tmp_path)
     assert offline_runs(tmp_path)[0].exit_code == 1
