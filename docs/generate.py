@@ -1,8 +1,9 @@
-"""Fill the marked blocks of README*.md and docs/ from the code and docs/measured/*.json; write docs/*.schema.json.
+"""Fill the marked blocks of README*.md and docs/ from the code and docs/measured/*.json; write the generated files.
 
     python docs/generate.py            # rewrite the files that are out of date
     python docs/generate.py --check    # write nothing; exit with 1 and name the files that are out of date
 
+The files are docs/*.schema.json and metrics/records/layers.yaml.
 A block lies between `<!-- generated: NAME ARGUMENT... -->` and `<!-- end -->`. It may lie within a line.
 """
 
@@ -430,7 +431,7 @@ def layers() -> str:
 
 
 def main() -> int:
-    """Rewrite, or check, every page and the schemas; return the exit status."""
+    """Rewrite, or check, every page and generated file; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is out of date")
     check = parser.parse_args().check

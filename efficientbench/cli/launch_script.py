@@ -190,7 +190,7 @@ def budget_line(runs: Sequence[NamedRun], machines: Machines, price_per_hour: fl
     if any(isinstance(run, NamedTuning) for run in runs):
         raise ConfigError("--device: a fine-tuning is checked by `efficientbench finetune NAME --plan --device NAME`")
     # Repeats follow each other in the job of their run.
-    bills = [bill for run in runs for bill in [run.bill(machines, machines.device)] * (run.repeat or 1)]
+    bills = [each for run in runs for each in [run.bill(machines, machines.device)] * (run.repeat or 1)]
     line = first_line(bills, len(runs), machines.device, price_per_hour)
     return line if len(runs) > 1 else f"{line}\n{length_line(runs[0].planned(machines, machines.device))}"
 

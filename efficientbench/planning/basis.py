@@ -183,8 +183,9 @@ class Calibrated:
     def assumed(self, rates: DeviceRates) -> str:
         """Return what a projection stands on."""
         own = "" if self.calibration.step_s is None else f", times {self.calibration.step_ratio:.3g} as its step took"
-        alone = self.calibration.sent or math.isinf(rates.in_node_bytes_s)
-        links = "" if alone else f"; by the table {rates.in_node_bytes_s / 1e9:g} GB/s in a node"
+        # One rank has no link.
+        by_table = not self.calibration.sent and math.isfinite(rates.in_node_bytes_s)
+        links = "" if not by_table else f"; by the table {rates.in_node_bytes_s / 1e9:g} GB/s in a node"
         return f"calibrated: by the rates of {self.named}{own}{links}"
 
     def at(self, config: RunConfig, layout: Layout, stages: int) -> Efficiency:

@@ -20,7 +20,7 @@ from efficientbench.costs.communication import Transfer
 from efficientbench.costs.model import keys_read_per_query
 from efficientbench.metrics.sensors.hardware import DeviceRates
 
-LONG = 1 << 20
+LONG_SEQUENCE = 1 << 20
 """Tokens of a sequence that no window holds."""
 TABLE = Path(__file__).with_name("efficiencies.yaml")
 
@@ -124,7 +124,7 @@ def reached(device: str, model: ModelConfig) -> Reached:
     unlike = {
         view.attention.kind if name == OWN_LAYER else name
         for name, view in model.views.items()
-        if known(partial(keys_read_per_query, view, LONG)) != (LONG + 1) / 2
+        if known(partial(keys_read_per_query, view, LONG_SEQUENCE)) != (LONG_SEQUENCE + 1) / 2
     }
     return replace(reached_by(device, has_experts(model)), unlike=tuple(sorted(unlike)))
 

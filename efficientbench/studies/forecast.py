@@ -72,16 +72,16 @@ def _taken(run: Planned, plan: LadderPlan, records: Sequence[RunRecord]) -> Take
     """Return what a run takes on the plan's machine, by the rates of records of the same devices if there are any."""
     task, machine = run.task, plan.machine
     found = task.estimate(machine, records, usable_cores() / (plan.jobs or 1))
-    of_run = task.plan
-    if of_run is None or found is None:
+    run_plan = task.plan
+    if run_plan is None or found is None:
         why = f"{task.id}: {task.refused.reason if task.refused else 'has no plan'}"
         return Taken(None, Bill(None, 1, None, why), (why,))
-    whole, per_token = bill_of(task, found, machine), known(lambda: of_run.flops.training)
+    whole, per_token = bill_of(task, found, machine), known(lambda: run_plan.flops.training)
     # A branch trains its last part alone, and starts like any run.
     time_s = None if whole.time_s is None else run.share * (whole.time_s - found.around_s) + found.around_s
     flops, energy_j = (
         None if each is None else run.share * each
-        for each in (per_token and per_token * of_run.budget.tokens, whole.energy_j)
+        for each in (per_token and per_token * run_plan.budget.tokens, whole.energy_j)
     )
     own = replace(whole, time_s=time_s, energy_j=energy_j)
     return Taken(flops, own, (f"time: {found.time_source}", f"energy: {found.energy_source}"))
@@ -285,9 +285,9 @@ class _Hours:
     """Device-hours of all variants at one size; NaN: not known."""
 
     per_ratio: float
-    """Of the training with one token per parameter."""
+    """Hours of the training with one token per parameter."""
     per_run: float
-    """Of what a run takes besides, like its start."""
+    """Hours that a run takes besides its training, like its start."""
 
     def of(self, ratios: float, runs: int) -> float:
         """Return the hours of so many runs of each variant, `ratios` tokens per parameter together."""

@@ -43,8 +43,8 @@ class _Unit:
     """The figures of single runs whose mean it follows from."""
     served: str = ""
     """The unit in which serving is measured."""
-    each: float = 1.0
-    """How many of that one of this is."""
+    served_per_unit: float = 1.0
+    """Number of that unit in one of this: 3.6e6 J are a kWh."""
 
 
 _UNITS = {
@@ -160,7 +160,7 @@ def costs_of(study: Study, variants: Sequence[str]) -> tuple[Costs, dict[str, st
         training[name], noise = _drawn(np.array(values, float), [unit.runs(cost) for cost in found])
         told[name] += noise
         if study.served_tokens is not None and unit.served in serving:
-            after = study.served_tokens * serving[unit.served] * _growth(study, generated) / unit.each
+            after = study.served_tokens * serving[unit.served] * _growth(study, generated) / unit.served_per_unit
             life = f"{name} with {count(study.served_tokens)} served tokens"
             lives[life] = training[name], after
             told[life] = "serving by its measurement × FLOPs of a token, whose noise is not counted"
@@ -169,7 +169,7 @@ def costs_of(study: Study, variants: Sequence[str]) -> tuple[Costs, dict[str, st
     if lacking:
         told[CACHE] = f"n/a: no formula of {', '.join(lacking)}"
     else:
-        # None for a further token where all is a window or a state.
+        # 0 where a further token keeps nothing, as behind a window or in a recurrent state.
         serving[CACHE] = np.array(caches, float)
     return Costs(training, serving, lives), told | how
 

@@ -115,7 +115,7 @@ _fineweb_has_layout() {
 
 # Whether a batch is given, by its keys or by their other names.
 _fineweb_has_batch() {
-    [[ " ${fineweb_overrides[*]}" =~ \ ([a-z_.]*batch_(size|tokens)|per_device_train_batch_size|[mg]bs)= ]]
+    [[ " ${fineweb_overrides[*]}" =~ \ ([a-z_.]*batch_(size|tokens)|[mg]bs)= ]]
 }
 
 # Set up the Python environment and, on a machine with an NPU, CANN's.
@@ -219,9 +219,10 @@ _fineweb_find_words() { # name
     if [[ "$count" -eq 0 ]]; then
         fineweb_shortened=true
         fineweb_words=()
-        for found in "${FINEWEB_CPU_OVERRIDES[@]}"; do
+        local word
+        for word in "${FINEWEB_CPU_OVERRIDES[@]}"; do
             # A batch of the command line is no multiple of ours, or says the same by another key.
-            [[ "$found" == *batch_size=* ]] && _fineweb_has_batch || fineweb_words+=("$found")
+            [[ "$word" == *batch_size=* ]] && _fineweb_has_batch || fineweb_words+=("$word")
         done
     else
         if [[ "$fineweb_mode" == dsw ]] && ! _fineweb_has_layout; then

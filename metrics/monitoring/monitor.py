@@ -218,13 +218,12 @@ class EfficiencyMonitor:
 
     def abandon(self) -> None:
         """Stop sampling after an error, without waiting for device or ranks; `finish` returns the steps until then."""
-        if self._state == "started" and self._steps:
-            last = self._steps[-1]
-            if self._window_begin_s is not None and last.begin_s >= self._window_begin_s:
-                self._end_window(last.begin_s + last.time_s)
-            self.close()
-            self._measurement = self._measured()
+        measured = self._state == "started" and bool(self._steps)
+        if measured and self._window_begin_s is not None and self._steps[-1].begin_s >= self._window_begin_s:
+            self._end_window(self._steps[-1].begin_s + self._steps[-1].time_s)
         self.close()
+        if measured:
+            self._measurement = self._measured()
 
     def _measured(self) -> RankMeasurement:
         windows = tuple(self._windows)

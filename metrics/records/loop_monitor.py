@@ -92,7 +92,7 @@ class EfficiencyMonitor(monitor.EfficiencyMonitor):
         Args:
             loss: mean validation loss of a token, nats.
 
-        Raises MetricsError: no step has ended yet, one has not ended, or the loss is none.
+        Raises MetricsError: no step has ended yet, one has not ended, or the loss is no number or below 0.
         """
         from efficientbench.metrics.records.facts import Validation
 
