@@ -75,19 +75,21 @@ class Comparison:
 
 
 def compare_folders(
-    first: str | Path, second: str | Path, *, despite: Collection[str] = (), target_loss: float | None = None
+    first: str | Path, second: str | Path, *, despite: str | Collection[str] = (), target_loss: float | None = None
 ) -> Comparison:
     """Compare two runs, or two folders of repeats, as `efficientbench compare` does.
 
     Args:
         first: the folder of a run, or of its repeats: ratios are relative to it.
         second: the same of another run. Runs beside both show the noise between runs of identical models.
-        despite: as for `compare`.
+        despite: as for `compare`, or one text with commas between the names.
         target_loss: as for `compare`.
 
     Raises:
         MetricsError: a folder holds no run or several, or as `compare`.
     """
+    if isinstance(despite, str):
+        despite = [name.strip() for name in despite.split(",") if name.strip()]
     folders = Path(first), Path(second)
     groups = [load_group(folder) for folder in folders]
     return compare(groups[0], groups[1], despite, target_loss, load_neighbours(*folders))

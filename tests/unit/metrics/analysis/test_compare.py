@@ -12,7 +12,7 @@ import pytest
 from support.metrics_parts import make_record, printed
 
 from efficientbench.metrics import MetricsError
-from efficientbench.metrics.analysis.compare import compare
+from efficientbench.metrics.analysis.compare import compare, compare_folders
 from efficientbench.metrics.analysis.conditions import changed_keys, differences, group, shared_conditions
 from efficientbench.metrics.analysis.repeats import Group, combine, group_repeats, load_group, load_neighbours
 from efficientbench.metrics.formulas.ratio import NO_INTERVAL
@@ -294,6 +294,16 @@ def test_folders_of_runs_and_of_repeats_can_be_compared(tmp_path: Path) -> None:
     ):
         with pytest.raises(MetricsError, match=message):
             load_group(folder)
+
+
+def test_conditions_may_be_named_in_one_text_as_by_the_command(tmp_path: Path) -> None:
+    for name, figures in (("gqa", {}), ("rope", {"dtype": "fp32", "tp": 2})):
+        write_record(run_of(name, **figures), tmp_path / name / "record.json")
+    for despite in ("dtype, layout", ["dtype", "layout"]):
+        found = compare_folders(tmp_path / "gqa", tmp_path / "rope", despite=despite)
+        assert {difference.condition for difference in found.despite} == {"dtype", "layout"}
+    with pytest.raises(MetricsError, match="^dtypes is no condition of a comparison: they are "):
+        compare_folders(tmp_path / "gqa", tmp_path / "rope", despite="dtypes")
 
 
 def test_a_printed_comparison_names_runs_differences_and_figures() -> None:
