@@ -139,7 +139,7 @@ for words in {calls}:
     ]
 
 
-@pytest.mark.parametrize("module", ["efficientbench.cli", "efficientbench.data_tools"])
+@pytest.mark.parametrize("module", ["efficientbench", "efficientbench.cli", "efficientbench.data_tools"])
 def test_ctrl_c_during_loading_leaves_no_traceback(tmp_path: Path, module: str) -> None:
     # In place of the first foreign package that is imported.
     (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")

@@ -1,0 +1,5 @@
+"""`python -m efficientbench`."""
+
+from efficientbench.cli import main
+
+main()
