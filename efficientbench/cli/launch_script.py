@@ -13,9 +13,10 @@ from efficientbench.config.layout import Layout, fit_micro_batch
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import MATRIX
 from efficientbench.config.schema import RunConfig
+from efficientbench.config.tunings import named_tunings
 from efficientbench.devices.registry import device_of_backend
 from efficientbench.finetuning.config import FinetuneConfig
-from efficientbench.finetuning.load import named_tunings, resolve_tuning
+from efficientbench.finetuning.load import resolve_tuning
 from efficientbench.launchers.job_scripts.container import BARE, Surroundings
 from efficientbench.launchers.job_scripts.kubernetes import Pods, kubernetes_manifest
 from efficientbench.launchers.job_scripts.slurm import slurm_script

@@ -105,7 +105,8 @@ def _has(words: Sequence[str], text: str) -> bool:
 
 def _tunings(words: Sequence[str]) -> Table:
     """Return the fine-tunings that have one of the words, with the models that they begin with."""
-    from efficientbench.finetuning.load import SUITE, named_tunings, resolve_tuning
+    from efficientbench.config.tunings import named_tunings
+    from efficientbench.finetuning.load import SUITE, resolve_tuning
     from efficientbench.planning.table import plain_table
 
     table = plain_table("fine-tuning", ("base model",), left=1)

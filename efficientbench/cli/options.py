@@ -167,21 +167,11 @@ def resolve_arguments(
 
     Print where the model takes its tokenizer's vocabulary.
     """
-    from efficientbench.basics.errors import ConfigError
     from efficientbench.config.matrix import MATRIX
     from efficientbench.planning.vocabulary import resolve_run
 
     name, arguments = of_depth(name, arguments)
-    try:
-        config, said = resolve_run(name, smoke, overrides_of(arguments, data, tokenizer), matrix or MATRIX)
-    except ConfigError:
-        from efficientbench.finetuning.load import named_tunings
-
-        if name in named_tunings():
-            raise ConfigError(
-                f"{name} is a fine-tuning: efficientbench finetune {name}, with --plan to see what it takes"
-            ) from None
-        raise
+    config, said = resolve_run(name, smoke, overrides_of(arguments, data, tokenizer), matrix or MATRIX)
     if said:
         typer.echo(said)
     return config, mode_of(arguments)

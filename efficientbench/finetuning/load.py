@@ -4,53 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any
 
 import yaml
-from pydantic import BeforeValidator, ValidationError
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from efficientbench.basics.errors import ConfigError, did_you_mean
-from efficientbench.basics.part import Name, Part
 from efficientbench.config.load import leaves, merged, nested, parse, unknown_key
-from efficientbench.config.matrix import EXPERIMENTS, Overlay, load_matrix, load_yaml
+from efficientbench.config.matrix import load_matrix, load_yaml
 from efficientbench.config.scripts import script
 from efficientbench.config.spellings import TUNING, keys_of, spelled
+from efficientbench.config.tunings import RUNS, Tunings, named_tunings
 from efficientbench.finetuning.config import FinetuneConfig
 from efficientbench.finetuning.methods import find_method
 
-RUNS = EXPERIMENTS / "finetuning.yaml"
 SUITE = "finetuning"
 """The folder of the runs' scripts."""
 
 _USES = {"true": "auto", "false": "off"}
 _DECIDED = ("size", "smoke")
-
-
-class _Runs(Part):
-    sizes: dict[Name, Overlay]
-    methods: dict[Name, Annotated[Overlay, BeforeValidator(lambda value: value or {})]]
-    smoke: Overlay
-
-
-class TuningName(NamedTuple):
-    """The method and size of a named fine-tuning."""
-
-    method: str
-    size: str
-
-    @property
-    def name(self) -> str:
-        """The run's name: `<method>_<size>`."""
-        return f"{self.method}_{self.size}"
-
-
-def named_tunings(path: Path = RUNS) -> dict[str, TuningName]:
-    """Return all runs of finetuning.yaml by name, in the order of the file."""
-    runs: _Runs = load_yaml(path, _Runs)
-    found = [TuningName(method, size) for method in runs.methods for size in runs.sizes]
-    return {each.name: each for each in found}
 
 
 def tuning_scripts() -> dict[str, str]:
@@ -72,7 +45,7 @@ def resolve_tuning(name: str, smoke: bool = False, overrides: Sequence[str] = ()
 
     Raises ConfigError: the name or an override is wrong; the message lists all mistakes in overrides.
     """
-    runs: _Runs = load_yaml(RUNS, _Runs)
+    runs: Tunings = load_yaml(RUNS, Tunings)
     tunings = named_tunings()
     if name not in tunings:
         if is_training(name):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from dataclasses import dataclass
+from importlib.util import find_spec
 from math import gcd
 
 from efficientbench.architecture.variant import UndeclaredError, known
@@ -12,6 +13,7 @@ from efficientbench.basics.counted import number_of
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.layout import Layout, fit_micro_batch, whole_nodes
 from efficientbench.config.schema import RunConfig
+from efficientbench.costs.memory import rank_experts, rank_parameters
 from efficientbench.costs.rank_grid import RankGrid
 from efficientbench.devices.base import Device
 from efficientbench.devices.cpu import CPU
@@ -29,7 +31,7 @@ class ClusterPlan:
     plan: Plan
     grid: RankGrid
     stage_parameters: tuple[int, ...]
-    """Parameters of a rank of each pipeline stage, counted in the engine's own model on the meta device."""
+    """Parameters of a rank of each pipeline stage: see the function of this name."""
     basis: Basis | None
     """What projections on the named device stand on; None if the plan names no device."""
     projection: Projection | None
@@ -82,7 +84,7 @@ def make_cluster_plan(config: RunConfig, world: int, devices_per_node: int, devi
     return ClusterPlan(
         plan=make_plan(config, layout, chosen.runtime_bytes),
         grid=RankGrid(layout),
-        stage_parameters=tuple(count_stage_parameters(config, layout)),
+        stage_parameters=stage_parameters(config, layout),
         basis=found,
         projection=projection,
         not_projected=not_projected,
@@ -123,6 +125,19 @@ def layout_of_world(config: RunConfig, world: int, devices_per_node: int) -> tup
         )
     config = fit_micro_batch(config, per_node, nodes)
     return config, Layout.of(config, per_node, nodes)
+
+
+def stage_parameters(config: RunConfig, layout: Layout) -> tuple[int, ...]:
+    """Return the parameters of a rank of each pipeline stage, as the engine's own model has them.
+
+    Where torch or the engine is not installed they are counted by the formulas, which give the same.
+
+    Raises UndeclaredError: neither the engine is installed nor has a variant a formula.
+    """
+    if find_spec("torch") and find_spec("megatron"):
+        return tuple(count_stage_parameters(config, layout))
+    experts = rank_experts(config, layout)
+    return tuple(rank_parameters(config, layout, stage) + experts for stage in range(layout.pp))
 
 
 def count_stage_parameters(config: RunConfig, layout: Layout) -> list[int]:

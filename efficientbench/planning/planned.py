@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from pathlib import Path
 from typing import overload
 
@@ -25,7 +26,7 @@ def plan(
     matrix: str | Path = MATRIX,
     world: int,
     device: str | None = None,
-    devices_per_node: int = 8,
+    devices_per_node: int | None = None,
 ) -> ClusterPlan: ...
 
 
@@ -36,7 +37,7 @@ def plan(
     smoke: bool = False,
     matrix: str | Path = MATRIX,
     device: str,
-    devices_per_node: int = 8,
+    devices_per_node: int | None = None,
 ) -> ClusterPlan: ...
 
 
@@ -47,7 +48,7 @@ def plan(
     matrix: str | Path = MATRIX,
     world: int | None = None,
     device: str | None = None,
-    devices_per_node: int = 8,
+    devices_per_node: int | None = None,
 ) -> Plan | ClusterPlan:
     """Return what a run will be, computed from its configuration; nothing is trained, and no text is read.
 
@@ -59,18 +60,21 @@ def plan(
         world: number of accelerators; None: those of a usual machine of `device`; without one too, the plan holds for
             any machine, and has no time.
         device: a name in the table of devices, like 'H100 SXM'; None: no step time is projected.
-        devices_per_node: with `world`: accelerators on each node.
+        devices_per_node: with `world` or `device`: accelerators on each node; None: 8.
 
     Raises:
-        ConfigError: there is no such run or key, or the layout cannot work.
+        ConfigError: there is no such run or key, a number of accelerators is none, or the layout cannot work.
         DataError: the run's tokenizer is damaged.
         DeviceError, MetricsError: the device is unknown.
     """
+    for option, count in (("world", world), ("devices_per_node", devices_per_node)):
+        if count is not None and (not isinstance(count, Integral) or count < 1):
+            raise ConfigError(f"{option}={count!r}: a cluster has 1 accelerator or more, as a whole number")
     config, _ = resolve_run(name, smoke, keys, Path(matrix))
     if world is None and device is not None:
-        world = known_device(device).usual_count
+        world = devices_per_node or known_device(device).usual_count
     if world is None:
+        if devices_per_node is not None:
+            raise ConfigError("devices_per_node goes with world=N or device=NAME, like device='H100 SXM'")
         return plan_anywhere(config)
-    if world < 1:
-        raise ConfigError(f"world={world}: a cluster has 1 accelerator or more")
-    return make_cluster_plan(config, world, devices_per_node, device)
+    return make_cluster_plan(config, world, devices_per_node or 8, device)

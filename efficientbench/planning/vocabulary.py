@@ -13,6 +13,7 @@ from efficientbench.config.load import resolve
 from efficientbench.config.matrix import MATRIX
 from efficientbench.config.schema import DataConfig, RunConfig
 from efficientbench.config.spellings import ALIASES
+from efficientbench.config.tunings import named_tunings
 from efficientbench.costs.model import count_parameters
 from efficientbench.planning.matching import matched
 from efficientbench.planning.plan import known_corpora
@@ -39,10 +40,18 @@ def resolve_run(
         The configuration, and the lines to print if the vocabulary has grown or the size has changed, else None.
 
     Raises:
-        ConfigError: as `resolve` and `matched`; or the user has set `model.vocab_size`, too small for the tokenizer.
+        ConfigError: as `resolve` and `matched`; the name is a fine-tuning's; or the user has set `model.vocab_size`,
+            too small for the tokenizer.
         DataError: the tokenizer cannot be loaded, or a manifest is damaged.
     """
-    config = resolve(name, smoke, overrides, matrix_file)
+    try:
+        config = resolve(name, smoke, overrides, matrix_file)
+    except ConfigError:
+        if name in named_tunings():
+            raise ConfigError(
+                f"{name} is a fine-tuning: efficientbench finetune {name}, with --plan to see what it takes"
+            ) from None
+        raise
     config, grown = with_vocabulary(config, is_given(overrides))
     config, solved = matched(config, overrides, matrix_file)
     return config, "\n".join(filter(None, (grown, solved))) or None

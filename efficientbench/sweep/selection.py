@@ -17,8 +17,9 @@ from efficientbench.config.matrix import MATRIX, Matrix, RunName, by_name, load_
 from efficientbench.config.quantization import Quantization
 from efficientbench.config.schema import RunConfig
 from efficientbench.config.spellings import ALIASES
+from efficientbench.config.tunings import named_tunings
 from efficientbench.finetuning.config import SEEDS, FinetuneConfig
-from efficientbench.finetuning.load import SUITE, WORDS, named_tunings, resolve_tuning
+from efficientbench.finetuning.load import SUITE, WORDS, resolve_tuning
 from efficientbench.finetuning.load import settable_keys as tuning_keys
 from efficientbench.planning.matching import matched
 from efficientbench.sweep.combinations import Combination, Config, Resolver, combined, parse_axes

@@ -20,8 +20,9 @@ from support.repository import ROOT
 from efficientbench.cli.app import app
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
+from efficientbench.config.tunings import named_tunings
 from efficientbench.data_tools.cli import app as data_app
-from efficientbench.finetuning.load import named_tunings, resolve_tuning, settable_keys
+from efficientbench.finetuning.load import resolve_tuning, settable_keys
 
 FRONT_PAGES = sorted(ROOT.glob("README*.md"))
 PAGES = [*FRONT_PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]

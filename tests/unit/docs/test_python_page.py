@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.metrics_parts import make_record
@@ -71,6 +72,31 @@ def test_mistakes_in_calls_are_named() -> None:
     for world in (0, -8):
         with pytest.raises(ConfigError, match=f"world={world}: a cluster has 1 accelerator or more"):
             efficientbench.plan("gqa_1.5B", world=world)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("gqa_1.5B", {"world": "8"}, "world='8': a cluster has 1 accelerator or more, as a whole number"),
+        ("gqa_1.5B", {"world": 8, "devices_per_node": 0}, "devices_per_node=0: a cluster has 1 accelerator or more"),
+        ("gqa_1.5B", {"devices_per_node": 4}, "devices_per_node goes with world=N or device=NAME"),
+        ("lora_32B", {}, "^lora_32B is a fine-tuning: efficientbench finetune lora_32B, with --plan"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused_by_name(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        efficientbench.plan(name, **options)
+
+
+def test_a_device_alone_is_planned_on_a_usual_machine_of_it_without_torch_too() -> None:
+    code = (
+        "import sys; sys.modules |= dict.fromkeys(('torch', 'megatron', 'transformers')); import efficientbench\n"
+        "for given in ({}, {'devices_per_node': 4}):\n"
+        "    found = efficientbench.plan('gqa_1.5B', device='H100 SXM', **given)\n"
+        "    print(found.grid.layout.world_size, found.stage_parameters, found.projection.step_time_s > 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("8 (1543714304,) True\n4 (1543714304,) True\n", "")
 
 
 def test_without_pandas_there_are_records_and_no_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from efficientbench.basics.errors import ConfigError
 from efficientbench.cli.app import app
 from efficientbench.config.scripts import check_scripts
-from efficientbench.finetuning.load import WORDS, named_tunings, resolve_tuning, settable_keys, tuning_scripts
+from efficientbench.config.tunings import named_tunings
+from efficientbench.finetuning.load import WORDS, resolve_tuning, settable_keys, tuning_scripts
 
 
 def test_every_method_has_every_size() -> None:
