@@ -16,8 +16,11 @@ PLACES = {
 """File of the repository outside docs/ → its place in the site."""
 SOURCES = {place: name for name, place in PLACES.items()}
 MOVED = {
-    **{"megatron-0.19.md": "versions.md#megatron-core-019-facts-of-a-trial", "torch-versions.md": "versions.md"},
+    "ascend-troubleshooting.md": "ascend.md#troubleshooting",
     "columns-run.md": "conditions.md#what-was-run",
+    "megatron-0.19.md": "versions.md#megatron-core-019-facts-of-a-trial",
+    "torch-versions.md": "versions.md",
+    "zh/ascend-troubleshooting.md": "zh/ascend.md#故障排除",
 }
 """Place of a page that is no more → where its text is now."""
 LINK = re.compile(r"(\]\()([^)\s]+)\)")
@@ -70,7 +73,8 @@ def forwarding(place: str, target: str) -> str:
     """Return the page that leads a browser from a place of the site to a page and heading there."""
     page, sign, heading = posixpath.relpath(target, posixpath.dirname(place) or ".").partition("#")
     url = f"{page.removesuffix('.md')}.html{sign}{heading}"
-    return f'<!doctype html><meta http-equiv="refresh" content="0; url={url}"><a href="{url}">{url}</a>\n'
+    refresh = f'<meta charset="utf-8"><meta http-equiv="refresh" content="0; url={url}">'
+    return f'<!doctype html>{refresh}<a href="{url}">{url}</a>\n'
 
 
 def chinese_words(text: str) -> list[str]:
