@@ -17,6 +17,7 @@ PLACES = {
 SOURCES = {place: name for name, place in PLACES.items()}
 MOVED = {
     "ascend-troubleshooting.md": "ascend.md#troubleshooting",
+    "branches.md": "sweeps.md#trunks-and-branches",
     "columns-run.md": "conditions.md#what-was-run",
     "megatron-0.19.md": "versions.md#megatron-core-019-facts-of-a-trial",
     "torch-versions.md": "versions.md",
