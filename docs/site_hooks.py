@@ -18,7 +18,9 @@ SOURCES = {place: name for name, place in PLACES.items()}
 MOVED = {
     "ascend-troubleshooting.md": "ascend.md#troubleshooting",
     "branches.md": "sweeps.md#trunks-and-branches",
+    "chat-tasks.md": "tasks.md",
     "columns-run.md": "conditions.md#what-was-run",
+    "long-context.md": "tasks.md#long-contexts",
     "megatron-0.19.md": "versions.md#megatron-core-019-facts-of-a-trial",
     "torch-versions.md": "versions.md",
     "zh/ascend-troubleshooting.md": "zh/ascend.md#故障排除",
