@@ -20,10 +20,12 @@ MOVED = {
     "branches.md": "sweeps.md#trunks-and-branches",
     "chat-tasks.md": "tasks.md",
     "columns-run.md": "conditions.md#what-was-run",
+    "finetuning-measured.md": "benchmarks-data.md#a-curriculum",
     "long-context.md": "tasks.md#long-contexts",
     "megatron-0.19.md": "versions.md#megatron-core-019-facts-of-a-trial",
     "torch-versions.md": "versions.md",
     "zh/ascend-troubleshooting.md": "zh/ascend.md#故障排除",
+    "zh/finetuning-measured.md": "zh/finetuning.md#测量结果",
 }
 """Place of a page that is no more → where its text is now."""
 LINK = re.compile(r"(\]\()([^)\s]+)\)")
