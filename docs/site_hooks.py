@@ -24,6 +24,7 @@ MOVED = {
     "long-context.md": "tasks.md#long-contexts",
     "megatron-0.19.md": "versions.md#megatron-core-019-facts-of-a-trial",
     "torch-versions.md": "versions.md",
+    "variants-layer.md": "variants.md#the-layer",
     "zh/ascend-troubleshooting.md": "zh/ascend.md#故障排除",
     "zh/finetuning-measured.md": "zh/finetuning.md#测量结果",
 }
