@@ -23,6 +23,7 @@ MOVED = {
     "finetuning-measured.md": "benchmarks-data.md#a-curriculum",
     "long-context.md": "tasks.md#long-contexts",
     "megatron-0.19.md": "versions.md#megatron-core-019-facts-of-a-trial",
+    "python.md": "measure-your-loop.md",
     "torch-versions.md": "versions.md",
     "variants-layer.md": "variants.md#the-layer",
     "zh/ascend-troubleshooting.md": "zh/ascend.md#故障排除",

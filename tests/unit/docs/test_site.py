@@ -31,7 +31,7 @@ def hooks() -> ModuleType:
         ("zh/index.md", "docs/zh/data.md", "data.md"),
         ("zh/index.md", "docs/columns.md", "../columns.md"),
         ("zh/index.md", "README.md", "../index.md"),
-        ("CHANGELOG.md", "docs/python.md", "python.md"),
+        ("CHANGELOG.md", "docs/study.md", "study.md"),
         ("data.md", "../SECURITY.md#files-of-a-fine-tuning", "SECURITY.md#files-of-a-fine-tuning"),
         ("zh/data.md", "../../SECURITY.md", "../SECURITY.md"),
         ("zh/data.md", "../columns.md", "../columns.md"),
