@@ -20,6 +20,7 @@ MOVED = {
     "branches.md": "sweeps.md#trunks-and-branches",
     "chat-tasks.md": "tasks.md",
     "columns-run.md": "conditions.md#what-was-run",
+    "configuration-measurement.md": "configuration.md",
     "finetuning-measured.md": "benchmarks-data.md#a-curriculum",
     "long-context.md": "tasks.md#long-contexts",
     "megatron-0.19.md": "versions.md#megatron-core-019-facts-of-a-trial",
