@@ -221,7 +221,7 @@ PARTS = {
     "wall": ("wall_s", "goodput", *WALL_TIME, "checkpoint_bound_s"),
     "idle": ("power_idle_w", "energy_net_j", "energy_net_j_per_token"),
 }
-"""Part → its columns, which stand on pages of their own."""
+"""Part → its columns, which do not stand with the others."""
 
 
 def columns(part: str = "") -> str:

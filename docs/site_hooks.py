@@ -15,6 +15,22 @@ PLACES = {
 }
 """File of the repository outside docs/ → its place in the site."""
 SOURCES = {place: name for name, place in PLACES.items()}
+MOVED = {
+    "ascend-troubleshooting.md": "ascend.md#troubleshooting",
+    "branches.md": "sweeps.md#trunks-and-branches",
+    "chat-tasks.md": "tasks.md",
+    "columns-run.md": "conditions.md#what-was-run",
+    "configuration-measurement.md": "configuration.md",
+    "finetuning-measured.md": "benchmarks-data.md#a-curriculum",
+    "long-context.md": "tasks.md#long-contexts",
+    "megatron-0.19.md": "versions.md#megatron-core-019-facts-of-a-trial",
+    "python.md": "measure-your-loop.md",
+    "torch-versions.md": "versions.md",
+    "variants-layer.md": "variants.md#the-layer",
+    "zh/ascend-troubleshooting.md": "zh/ascend.md#故障排除",
+    "zh/finetuning-measured.md": "zh/finetuning.md#测量结果",
+}
+"""Place of a page that is no more → where its text is now."""
 LINK = re.compile(r"(\]\()([^)\s]+)\)")
 HAN = re.compile("[\u4e00-\u9fff]+")
 LONGEST_WORD = 4
@@ -46,7 +62,12 @@ def on_page_markdown(markdown: str, page: Any, **unused: Any) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """Let the search find Chinese words, which nothing sets apart: the index gets all that may be one."""
+    """Lead from pages that are no more to their text, and let the search find Chinese words.
+
+    Nothing sets these apart: the index gets all that may be one.
+    """
+    for place, target in MOVED.items():
+        (Path(config.site_dir) / place).with_suffix(".html").write_text(forwarding(place, target), encoding="utf-8")
     path = Path(config.site_dir) / "search" / "search_index.json"
     index = json.loads(path.read_text(encoding="utf-8"))
     for section in index["docs"]:
@@ -54,6 +75,14 @@ def on_post_build(config: Any) -> None:
         if words:
             section["text"] = f"{section['text'].ljust(SHOWN)} {' '.join(words)}"
     path.write_text(json.dumps(index, ensure_ascii=False), encoding="utf-8")
+
+
+def forwarding(place: str, target: str) -> str:
+    """Return the page that leads a browser from a place of the site to a page and heading there."""
+    page, sign, heading = posixpath.relpath(target, posixpath.dirname(place) or ".").partition("#")
+    url = f"{page.removesuffix('.md')}.html{sign}{heading}"
+    refresh = f'<meta charset="utf-8"><meta http-equiv="refresh" content="0; url={url}">'
+    return f'<!doctype html>{refresh}<a href="{url}">{url}</a>\n'
 
 
 def chinese_words(text: str) -> list[str]:

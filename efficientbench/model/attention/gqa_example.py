@@ -1,6 +1,6 @@
 """An attention variant to start from: grouped-query attention whose scores are computed here, in training and decoding.
 
-docs/variants-layer.md says what the layer gets, its shapes, and what each part of the project asks of it.
+docs/variants.md says what the layer gets, its shapes, and what each part of the project asks of it.
 """
 
 from __future__ import annotations

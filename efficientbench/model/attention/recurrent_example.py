@@ -1,6 +1,6 @@
 """An attention variant to start from: gated retention, a recurrent layer whose state has the same size for any length.
 
-docs/variants-layer.md says what the layer gets, its shapes, and what each part of the project asks of it.
+docs/variants.md says what the layer gets, its shapes, and what each part of the project asks of it.
 S = sequence, B = micro-batch, h = heads of this tensor-parallel rank, D = head dimension.
 """
 

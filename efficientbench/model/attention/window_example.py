@@ -1,6 +1,6 @@
 """An attention variant to start from: a sliding window over grouped-query attention, which trains and decodes.
 
-docs/variants-layer.md says what the layer gets, its shapes, and what each part of the project asks of it.
+docs/variants.md says what the layer gets, its shapes, and what each part of the project asks of it.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from types import ModuleType
 
 import pytest
@@ -30,7 +31,7 @@ def hooks() -> ModuleType:
         ("zh/index.md", "docs/zh/data.md", "data.md"),
         ("zh/index.md", "docs/columns.md", "../columns.md"),
         ("zh/index.md", "README.md", "../index.md"),
-        ("CHANGELOG.md", "docs/python.md", "python.md"),
+        ("CHANGELOG.md", "docs/study.md", "study.md"),
         ("data.md", "../SECURITY.md#files-of-a-fine-tuning", "SECURITY.md#files-of-a-fine-tuning"),
         ("zh/data.md", "../../SECURITY.md", "../SECURITY.md"),
         ("zh/data.md", "../columns.md", "../columns.md"),
@@ -51,6 +52,17 @@ def test_the_menu_has_the_questions_of_the_front_pages_and_pages_that_are_there(
         for page in next(iter(entry.values())):
             place = next(iter(page.values()))
             assert (ROOT / hooks.SOURCES.get(place, f"docs/{place}")).is_file()
+
+
+def test_pages_that_are_no_more_lead_to_headings_that_are_there(hooks: ModuleType) -> None:
+    for place, target in hooks.MOVED.items():
+        page, _, heading = target.partition("#")
+        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+        headings = re.findall("^#+ (.*)$", text, re.MULTILINE)
+        assert not (ROOT / "docs" / place).exists()
+        assert heading in ("", *(hooks.anchor(each, "-") for each in headings)), target
+    assert 'content="0; url=ascend.html#a"' in hooks.forwarding("zh/old.md", "zh/ascend.md#a")
+    assert 'content="0; url=../ascend.html"' in hooks.forwarding("zh/old.md", "ascend.md")
 
 
 def test_the_sites_configuration_checks_links_and_searches_both_languages() -> None:
