@@ -11,7 +11,6 @@ from rich.text import Text
 from efficientbench.basics.counted import number_of, seconds
 from efficientbench.basics.grouped import grouped
 from efficientbench.basics.language import in_users_language
-from efficientbench.launchers.processes.failure import Failure
 from efficientbench.metrics.records.figure import ENERGY_UNITS, scaled
 from efficientbench.planning.bill import Bill, first_line
 from efficientbench.planning.table import ABSENT, plain_table, print_lines
@@ -73,18 +72,9 @@ def _some(ids: Sequence[str]) -> str:
 
 
 def _refusals(tasks: Sequence[Task]) -> list[str]:
-    """Return each refusal once for all runs that differ only in their seed."""
-    refused: dict[tuple[tuple[str, ...], Failure], list[Task]] = {}
-    for task in tasks:
-        if task.refused is not None:
-            # A label has the values of the axes, and with them the seed.
-            seeds = ("training.seed=", "data.seed=", "curriculum.seed=")
-            same = tuple(each for each in task.arguments if not each.startswith((*seeds, "label=")))
-            refused.setdefault((same, task.refused), []).append(task)
-    return [
-        f"{', '.join(task.id for task in alike)}: refused ({reason.kind}): {reason.reason}"
-        for (_, reason), alike in refused.items()
-    ]
+    """Return each refusal once with the first runs that have it."""
+    refused = grouped((task.refused, task.id) for task in tasks if task.refused is not None)
+    return [f"{_some(ids)}: refused ({why.kind}): {why.reason}" for why, ids in refused.items()]
 
 
 def _cells(task: Task, estimate: Estimate | None) -> tuple[str, ...]:

@@ -247,6 +247,14 @@ def test_a_dry_run_prints_each_refusal_once_with_its_seeds(by_repeat: bool, caps
     assert line.startswith(f"{', '.join(names)}: refused (mistake): ")
 
 
+def test_a_dry_run_prints_a_refusal_once_for_all_runs_that_have_it(capsys: pytest.CaptureFixture[str]) -> None:
+    request = Request(only=("gqa",), sizes=("0.5B",), axes=("parallel.tp=1,4", "training.seq_len=32,64"), smoke=True)
+    tasks = build_tasks(request, CPU, None)
+    print_dry_run(tasks, ["refused" if task.refused else "queued" for task in tasks], [None] * len(tasks), 1, [], CPU)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "does not divide the 14 heads" in line]
+    assert line.startswith("gqa_0.5B_smoke__tp=4__seq_len=32, gqa_0.5B_smoke__tp=4__seq_len=64: refused (mistake): ")
+
+
 def test_a_dry_run_says_how_often_the_text_is_read_and_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
