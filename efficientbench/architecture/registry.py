@@ -7,6 +7,7 @@ names, or the job that a rank gets from it.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -78,14 +79,16 @@ def section_of(kind: str) -> Section:
 
 def load_named(config: Mapping[str, Any]) -> None:
     """Import the declarations from outside this project that a configuration names. Raises ConfigError as `load`."""
-    for section, kind in _named(config.get("model")):
+    for _, section, kind in _named(config.get("model")):
         load(section, kind)
 
 
 def not_loaded(config: Mapping[str, Any]) -> list[str]:
     """Return the arguments of `load_kinds` that a configuration needs: its kinds from outside that are not loaded."""
-    kinds = dict.fromkeys(_named(config.get("model")))
-    return [f"model.{section}.kind={kind}" for section, kind in kinds if outside(kind) and find(section, kind) is None]
+    keys: dict[tuple[Section, str], str] = {}
+    for key, section, kind in _named(config.get("model")):
+        keys.setdefault((section, kind), key)
+    return [f"{key}={kind}" for (section, kind), key in keys.items() if outside(kind) and find(section, kind) is None]
 
 
 def code_of(model: Mapping[str, Any]) -> dict[str, str | None]:
@@ -94,7 +97,7 @@ def code_of(model: Mapping[str, Any]) -> dict[str, str | None]:
     It is that of its declaration, its layer and its kernels (`plugins.code_sha256`), as they were when it was loaded;
     None where one has no source file.
     """
-    found = {kind: find(section, kind) for section, kind in _named(model) if kind not in OWN[section]}
+    found = {kind: find(section, kind) for _, section, kind in _named(model) if kind not in OWN[section]}
     return {kind: _code(kind) for kind, variant in found.items() if variant is not None}
 
 
@@ -108,28 +111,30 @@ def _code(kind: str) -> str | None:
     return plugins.code_sha256([name for name in dotted if not name.startswith("efficientbench.")])
 
 
-def _named(model: object) -> Iterator[tuple[Section, str]]:
-    """Yield the section and the kind of each variant that a model's keys name, those of its kinds of layers too."""
+def _named(model: object) -> Iterator[tuple[str, Section, str]]:
+    """Yield key, section and kind of each variant that a model's keys name, those of its kinds of layers too."""
     model = model if isinstance(model, Mapping) else {}
     kinds = model.get("kinds")
-    for each in (model, *(kinds.values() if isinstance(kinds, Mapping) else ())):
+    inner = kinds if isinstance(kinds, Mapping) else {}
+    for place, each in {"model": model, **{f"model.kinds.{name}": each for name, each in inner.items()}}.items():
         for section in SECTIONS:
             keys = each.get(section) if isinstance(each, Mapping) else None
             kind = keys.get("kind") if isinstance(keys, Mapping) else None
             if isinstance(kind, str):
-                yield section, kind
+                # A pattern may name a variant itself, which then has that name in model.kinds.
+                yield f"{'model' if place == f'model.kinds.{kind}' else place}.{section}.kind", section, kind
     for names in (model.get("first"), model.get("pattern")):
         for name in names if isinstance(names, Sequence) else ():
             if isinstance(name, str):
-                yield "attention", name
+                yield "model.attention.kind", "attention", name
 
 
 def load_kinds(arguments: Sequence[str]) -> None:
     """Import the declarations from outside this project that `model.attention.kind=package.module:VARIANT` names.
 
     Args:
-        arguments: the arguments `model.attention.kind=…` or `model.position.kind=…` of a command that takes all other
-            keys from a run's folder.
+        arguments: the arguments `model.attention.kind=…` or `model.position.kind=…`, or such of a kind of layers like
+            `model.kinds.swa.attention.kind=…`, of a command that takes all other keys from a run's folder.
 
     Raises:
         ConfigError: an argument has another key, or as `load`.
@@ -137,9 +142,13 @@ def load_kinds(arguments: Sequence[str]) -> None:
     sections = {f"model.{section}.kind": section for section in SECTIONS}
     for argument in arguments:
         key, _, kind = argument.partition("=")
-        if key not in sections:
-            raise ConfigError(f"{argument}: only {' and '.join(sections)} can be given here; all else is the run's own")
-        load(sections[key], kind)
+        section = sections.get(re.sub(r"^model\.kinds\.[^.]+", "model", key))
+        if section is None:
+            raise ConfigError(
+                f"{argument}: only {' and '.join(sections)} can be given here, or those of model.kinds; all else is "
+                "the run's own"
+            )
+        load(section, kind)
 
 
 def positions_at(places: frozenset[Place]) -> str:

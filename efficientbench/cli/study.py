@@ -94,7 +94,7 @@ def study(
             cluster = planned_machine(device, nodes or 1, devices_per_node or 8)
         forecast(question, jobs, cluster)
         return
-    found, code = (as_found(question), 0) if verdict else trained(question, jobs, time_limit_s, retry_failed)
+    found, code = (as_found(question, jobs), 0) if verdict else trained(question, jobs, time_limit_s, retry_failed)
     if code in (0, 1):
         tell(found)
     raise typer.Exit(code)

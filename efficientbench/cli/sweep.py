@@ -48,6 +48,9 @@ def sweep(
             help="a matrix of runs (by default experiments/matrix.yaml), and keys that all runs get",
         ),
     ] = None,
+    matrix: Annotated[
+        Path | None, typer.Option("--matrix", metavar="FILE", help="MATRIX, as other commands take it")
+    ] = None,
     only: Only = "",
     sizes: Sizes = "",
     axes: Axes = None,
@@ -90,6 +93,7 @@ def sweep(
             **{"--retry-failed": retry_failed, "--retry-smaller": retry_smaller, "--smoke": smoke},
             **{"--device": device, "--nodes": nodes, "--devices-per-node": devices_per_node},
             **{"--weights": weights, "--data": data, "--tokenizer": tokenizer, "--price-per-hour": price_per_hour},
+            "--matrix": matrix,
         }
         raise typer.Exit(sweep_stages(stages, work, only, sizes, arguments or [], generate, dry_run, others))
     if weights and not generate:
@@ -107,7 +111,7 @@ def sweep(
 
     widths, given = split_widths(names(weights or FULL), arguments or [])
     request = Request(
-        matrix=_matrix(given) or MATRIX,
+        matrix=_matrix(given, matrix) or MATRIX,
         only=names(only),
         sizes=names(sizes),
         axes=tuple(axes or ()),
@@ -126,11 +130,11 @@ def sweep(
     raise typer.Exit(run_sweep(request, jobs, time_limit_s, retry_failed, dry_run, cluster, price_per_hour))
 
 
-def _matrix(given: Sequence[str]) -> Path | None:
-    """Return the matrix that the arguments name, or None; refuse words that are neither a matrix nor key=value."""
+def _matrix(given: Sequence[str], named: Path | None) -> Path | None:
+    """Return the matrix that `--matrix` or an argument names, or None; refuse further words that are no key=value."""
     if any(argument in MODES for argument in given):
         raise typer.BadParameter("a sweep runs on this machine's devices; leave dsw and dlc out")
-    matrices = [argument for argument in given if "=" not in argument]
+    matrices = [*([] if named is None else [str(named)]), *(argument for argument in given if "=" not in argument)]
     if len(matrices) > 1:
         raise typer.BadParameter(f"{matrices[1]!r}: one matrix is named already; a key is written key=value")
     return Path(matrices[0]).absolute() if matrices else None

@@ -88,12 +88,22 @@ def first_line(bills: Sequence[Bill], at_once: int, device: str | None, price_pe
     times = [each.time_s or 0.0 for each in bills]
     device_s = sum(time_s * each.devices for time_s, each in zip(times, bills, strict=True))
     # A run on devices of its own is the least that many runs at once take.
-    parts = [seconds(max(sum(times) / at_once, max(times))), f"{device_s / HOUR_S:,.3g} device hours"]
+    whole = f"{seconds(max(sum(times) / at_once, max(times)))}{_beside(len(times), at_once)}"
+    parts = [whole, f"{device_s / HOUR_S:,.3g} device hours"]
     parts.append(_energy(bills, device_s, device))
     if price_per_hour is not None:
         parts.append(f"{device_s / HOUR_S * price_per_hour:,.2f} at {price_per_hour:g} for a device and hour")
     errors = dict.fromkeys(each.reached.time_range for each in bills if each.reached)
     return f"whole budget{runs}: {', '.join(parts)}{''.join(f'; {error}' for error in errors)}"
+
+
+def _beside(runs: int, at_once: int) -> str:
+    """Return in words how many of the runs the time takes at once; empty for one run."""
+    if runs == 1:
+        return ""
+    if at_once == 1:
+        return " one after the other"
+    return f" with {'all' if at_once >= runs else at_once} at once"
 
 
 def _energy(bills: Sequence[Bill], device_s: float, device: str | None) -> str:

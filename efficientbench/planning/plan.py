@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from efficientbench.architecture.backbone import DTYPE_BYTES
+from efficientbench.architecture.model import OWN_LAYER
 from efficientbench.architecture.registry import OWN, SECTIONS, outside
 from efficientbench.architecture.variant import known, shown
 from efficientbench.basics.counted import number_of
@@ -229,7 +230,8 @@ def hidden(config: RunConfig) -> str | None:
         if reason:
             for key in kinds.get(name, {}).get("attention", {}):
                 reason = reason.replace(f"model.attention.{key} ", f"model.kinds.{name}.attention.{key} ")
-            return f"attention {view.attention.kind!r} does not show in this run: {reason}"
+            written = view.attention.kind if name == OWN_LAYER else name
+            return f"attention {written!r} does not show in this run: {reason}"
     return None
 
 

@@ -63,10 +63,14 @@ def plan(
         devices_per_node: with `world` or `device`: accelerators on each node; None: 8.
 
     Raises:
-        ConfigError: there is no such run or key, a number of accelerators is none, or the layout cannot work.
+        ConfigError: there is no such run or key, or it is no text, a number of accelerators is none, or the layout
+            cannot work.
         DataError: the run's tokenizer is damaged.
         DeviceError, MetricsError: the device is unknown.
     """
+    for word in (name, *keys):
+        if not isinstance(word, str):
+            raise ConfigError(f"{word!r:.80} is no text: plan takes a run's name and keys, 'gqa_1.5B', 'seq_len=4096'")
     for option, count in (("world", world), ("devices_per_node", devices_per_node)):
         if count is not None and (not isinstance(count, Integral) or count < 1):
             raise ConfigError(f"{option}={count!r}: a cluster has 1 accelerator or more, as a whole number")

@@ -103,7 +103,10 @@ def prepare_folder(
     """
     try:
         remove_partial(folder.path)
-        anew = fresh or _is_completed(folder)
+        is_completed = _is_completed(folder)
+        if is_completed:
+            _print(f"the run in {folder.path} is complete: it moves to previous/, and a new one starts at step 1")
+        anew = fresh or is_completed
         checkpoint = None if anew else usable()
         folder.failure.unlink(missing_ok=True)
         if checkpoint is None:

@@ -27,7 +27,7 @@ from efficientbench.studies.suite import parsed_target, section_of, written
 from efficientbench.sweep.machine import Machine, find_machine, parallel_runs
 from efficientbench.sweep.scheduler import Manner
 from efficientbench.sweep.selection import Request
-from efficientbench.sweep.sweep import device_of
+from efficientbench.sweep.sweep import check_is_no_file, device_of
 
 ANYWHERE = Machine("cpu", "", ("0",), None, 0, None)
 """Where no run starts: records may be of any device."""
@@ -124,7 +124,10 @@ def study(
     """
     limits = target, baseline, match, seeds, budget
     question = Question(subject, overrides, *limits, generate, despite, price_per_hour, served_tokens)
-    found, code = trained(question, str(jobs), time_limit_s, retry_failed) if train else (as_found(question), 0)
+    if train:
+        found, code = trained(question, str(jobs), time_limit_s, retry_failed)
+    else:
+        found, code = as_found(question, str(jobs)), 0
     if code == STOP_EXIT_CODES[signal.SIGINT]:
         raise KeyboardInterrupt
     if code not in (0, 1):
@@ -170,16 +173,13 @@ def forecast(question: Question, jobs: str, cluster: Machine | None = None) -> N
     print_forecast(plan, found, Console(highlight=False, width=200, soft_wrap=True))
 
 
-def as_found(question: Question) -> Study:
+def as_found(question: Question, jobs: str = "auto") -> Study:
     """Return a study as it is on disk, on whatever machine this is. Raises ConfigError: the question is wrong.
 
-    A budget is one of this machine's hours.
+    A budget is one of this machine's hours. `jobs`: runs at once of the training.
     """
-    machine, jobs = ANYWHERE, None
-    if question.budget is not None:
-        machine = find_machine(device_of(_request(question)))
-        jobs = runs_at_once("auto", machine)
-    return _as_it_is(planned(question, machine, jobs, dry_run=True), question)
+    machine = ANYWHERE if question.budget is None else find_machine(device_of(_request(question)))
+    return _as_it_is(planned(question, machine, runs_at_once(jobs, machine), dry_run=True), question)
 
 
 def _as_it_is(plan: LadderPlan, question: Question) -> Study:
@@ -193,7 +193,9 @@ def planned(question: Question, machine: Machine, jobs: int | None, dry_run: boo
         section = section_of(words, question.matrix)
     else:
         section = within_budget(words, device_hours(question.budget), question.matrix, request, machine, jobs)
-    return plan_ladder(section, request, machine, jobs, dry_run, question.despite)
+    plan = plan_ladder(section, request, machine, jobs, dry_run, question.despite)
+    check_is_no_file(plan.suite)
+    return plan
 
 
 def runs_at_once(jobs: str, machine: Machine) -> int | None:

@@ -11,16 +11,13 @@ from rich.text import Text
 from efficientbench.basics.counted import number_of, seconds
 from efficientbench.basics.grouped import grouped
 from efficientbench.basics.language import in_users_language
-from efficientbench.launchers.processes.failure import Failure
 from efficientbench.metrics.records.figure import ENERGY_UNITS, scaled
 from efficientbench.planning.bill import Bill, first_line
 from efficientbench.planning.table import ABSENT, plain_table, print_lines
 from efficientbench.sweep.estimate import Estimate
 from efficientbench.sweep.machine import Machine
-from efficientbench.sweep.task import Task
+from efficientbench.sweep.task import Task, some_of
 
-SHOWN = 3
-"""Runs of one text that are named."""
 _LINE = 200
 """Characters of a line, more than any row has."""
 
@@ -64,27 +61,13 @@ def print_dry_run(
 def _texts(tasks: Sequence[Task]) -> list[str]:
     """Return what runs will read, each text once with the first runs that read it."""
     reads = grouped((text, task.id) for task in tasks if (text := task.text()) is not None)
-    return [f"{_some(ids)}: {text}" for text, ids in reads.items()]
-
-
-def _some(ids: Sequence[str]) -> str:
-    more = len(ids) - SHOWN
-    return ", ".join(ids[:SHOWN]) + (f" and {number_of(more, 'other run')}" if more > 0 else "")
+    return [f"{some_of(ids)}: {text}" for text, ids in reads.items()]
 
 
 def _refusals(tasks: Sequence[Task]) -> list[str]:
-    """Return each refusal once for all runs that differ only in their seed."""
-    refused: dict[tuple[tuple[str, ...], Failure], list[Task]] = {}
-    for task in tasks:
-        if task.refused is not None:
-            # A label has the values of the axes, and with them the seed.
-            seeds = ("training.seed=", "data.seed=", "curriculum.seed=")
-            same = tuple(each for each in task.arguments if not each.startswith((*seeds, "label=")))
-            refused.setdefault((same, task.refused), []).append(task)
-    return [
-        f"{', '.join(task.id for task in alike)}: refused ({reason.kind}): {reason.reason}"
-        for (_, reason), alike in refused.items()
-    ]
+    """Return each refusal once with the first runs that have it."""
+    refused = grouped((task.refused, task.id) for task in tasks if task.refused is not None)
+    return [f"{some_of(ids)}: refused ({why.kind}): {why.reason}" for why, ids in refused.items()]
 
 
 def _cells(task: Task, estimate: Estimate | None) -> tuple[str, ...]:

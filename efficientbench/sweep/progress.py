@@ -73,6 +73,8 @@ class Display:
         self._console = console
         self._total = total
         self._counts: Counter[str] = Counter()
+        self._first_with: dict[tuple[str, str], str] = {}
+        """Kind and reason of a failure → the first run that has been printed with it."""
         self._begin_s = time.monotonic()
         self._timed: list[float] = []
         self._last_lines_s = self._begin_s
@@ -133,8 +135,14 @@ class Display:
 
     def _count(self, state: State, text: str) -> None:
         self._counts[state.state] += 1
-        why = f" ({state.kind}): {' '.join(plain_text(state.reason or '').split())}" if state.kind else ""
+        why = f" ({state.kind}): {self._reason(state.kind, state)}" if state.kind else ""
         self.print(f"[{sum(self._counts.values())}/{self._total}] {state.id}: {in_users_language(text)}{why}")
+
+    def _reason(self, kind: str, state: State) -> str:
+        """Return why a run failed; of a reason that is printed already, the run that it is printed with."""
+        reason = " ".join(plain_text(state.reason or "").split())
+        first = self._first_with.setdefault((kind, reason), state.id)
+        return reason if first == state.id else in_users_language(f"the same as {first}")
 
     def _remaining(self, running: int, left: int) -> str:
         if not self._timed or not left + running:

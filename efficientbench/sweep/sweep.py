@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
@@ -77,6 +78,7 @@ def sweep(
         tasks = build_tasks(request, machine, at_once, dry_run)
     manner = Manner(machine, at_once, time_limit_s, retry_failed, request.retry_smaller)
     suite = _suite(tasks)
+    check_is_no_file(suite)
     queue = Queue(suite)
     if dry_run:
         states = [planned_state(task, queue, manner) for task in tasks]
@@ -177,6 +179,13 @@ def _suite(tasks: Sequence[Task]) -> Path:
     """Return the suite's folder, which contains all runs' folders."""
     first = tasks[0]
     return first.folder.path.parent if first.id == first.folder.path.name else first.folder.path.parent.parent
+
+
+def check_is_no_file(suite: Path) -> None:
+    """Refuse a file in the place of a suite's folder, which holds no runs. Raises ConfigError."""
+    # Not suite.is_file, which raises for a name that is too long: that is refused with the runs' own reasons.
+    if os.path.isfile(suite):
+        raise ConfigError(f"output: {suite} is a file; give a folder")
 
 
 def planned_state(task: Task, queue: Queue, manner: Manner) -> str:

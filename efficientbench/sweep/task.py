@@ -15,6 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from efficientbench.basics.counted import number_of
 from efficientbench.basics.errors import ConfigError, MetricsError
 from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.basics.grouped import grouped
@@ -39,6 +40,10 @@ class PlannedFigures(NamedTuple):
     micro_batch_size: int
     node_memory_bytes: float | None
     """Peak memory of all ranks of a node together."""
+
+
+SHOWN = 3
+"""Runs of one text that are named."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +155,16 @@ def check_some_can_run(tasks: Sequence[Task], shows_too_large: bool) -> None:
     refused = [task.refused for task in tasks if task.refused]
     shown = shows_too_large and any(each.kind == "out_of_memory" for each in refused)
     if len(refused) == len(tasks) and not shown:
-        raise ConfigError(list(dict.fromkeys(each.reason for each in refused)))
+        runs = grouped((task.refused, task.id) for task in tasks if task.refused)
+        # A lack of memory names its run itself.
+        named = {why for why in runs if len(runs) > 1 and why.kind != "out_of_memory"}
+        raise ConfigError([(f"{some_of(ids)}: " if why in named else "") + why.reason for why, ids in runs.items()])
+
+
+def some_of(ids: Sequence[str]) -> str:
+    """Return the first of some runs, and how many others there are."""
+    more = len(ids) - SHOWN
+    return ", ".join(ids[:SHOWN]) + (f" and {number_of(more, 'other run')}" if more > 0 else "")
 
 
 # The order of a sweep's repeats: configurations take turns, so that a drift of the machine does not look like a

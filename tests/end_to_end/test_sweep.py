@@ -91,7 +91,7 @@ def test_the_plan_is_printed_and_nothing_is_written(sweep: Words, tmp_path: Path
         "gqa_1.5B_smoke__tp=1__seq_len=64",
         "GFLOP/s a core assumed",
         "n/a energy: no record in this folder has the energy of a run",
-        "gqa_1.5B_smoke__tp=3__seq_len=32: refused (mistake): ",
+        "gqa_1.5B_smoke__tp=3__seq_len=32, gqa_1.5B_smoke__tp=3__seq_len=64: refused (mistake): ",
     ):
         assert shown in done.stdout
     assert list(tmp_path.iterdir()) == []

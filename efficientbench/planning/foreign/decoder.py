@@ -130,6 +130,8 @@ class DecoderShape:
     tied: bool
     further: int
     """Parameters outside of layers and vocabulary tables: the last norm, biases of the logits, learned positions."""
+    positions: int | None = None
+    """Tokens of the longest sequence for which it has learned positions; None: it has no table of positions."""
     notes: tuple[str, ...] = ()
     """What is not counted, and why."""
 

@@ -177,7 +177,7 @@ def _gpt2(keys: Keys) -> DecoderShape:
     positions = keys.number("n_positions", "max_position_embeddings")
     named = _named(keys, further={"intermediate_size": keys.maybe("n_inner")})
     shape = Dense(True, True, True, own_head_dim=False, norm_width=2, matrices=2, tied=True)(named)
-    return replace(shape, further=shape.further + positions * shape.hidden)
+    return replace(shape, further=shape.further + positions * shape.hidden, positions=positions)
 
 
 def _gptj(keys: Keys) -> DecoderShape:
@@ -201,8 +201,9 @@ def _opt(keys: Keys) -> DecoderShape:
     bias = ("enable_bias", True)
     dense = Dense(bias, bias, bias, own_head_dim=False, norm_width=2, matrices=2, tied=True)
     shape = dense(keys.under({"intermediate_size": keys.number("ffn_dim")}))
-    # The first two positions are those of padding.
-    return replace(shape, further=shape.further + (keys.number("max_position_embeddings") + 2) * hidden)
+    positions = keys.number("max_position_embeddings")
+    # The first two rows are those of padding.
+    return replace(shape, further=shape.further + (positions + 2) * hidden, positions=positions)
 
 
 def _falcon(keys: Keys) -> DecoderShape:

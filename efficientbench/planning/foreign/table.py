@@ -126,8 +126,16 @@ def foreign_row(name: str, shape: decoder.DecoderShape, seq_len: int, where: Whe
         tokens_s=None if step_s is None else seq_len / step_s,
         decode_s=where.seconds(decoder.decode_work(shape, CONTEXT), _PEAKS),
         experts=shape.parameters != shape.active,
-        notes=shape.notes,
+        notes=(*shape.notes, *_beyond(shape, seq_len)),
     )
+
+
+def _beyond(shape: decoder.DecoderShape, seq_len: int) -> list[str]:
+    """Return what to say where figures are of longer sequences than the model has positions for."""
+    if shape.positions is None or shape.positions >= max(seq_len, CONTEXT, *STATE_TOKENS):
+        return []
+    said = f"has {shape.positions:,} learned positions and can read no longer sequence, whose figures are arithmetic"
+    return [f"{said}; training.seq_len={shape.positions} is its longest" if seq_len > shape.positions else said]
 
 
 def own_row(config: RunConfig, seq_len: int, where: Where) -> Row:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from efficientbench.basics.errors import MetricsError
 from efficientbench.basics.foreign import parse_json, plain_text, plain_texts, read_whole
+from efficientbench.basics.grouped import grouped
 from efficientbench.metrics.records.stored import current_files, read_each
 from efficientbench.metrics.report.table import ABSENT, Table, print_table
 
@@ -62,8 +63,9 @@ def _read(path: Path, folder: Path) -> FailedRun:
 
 
 def failures_table(failures: Sequence[FailedRun]) -> Table:
-    """Return a row for each failure."""
-    return Table(("run", "kind", "step", "reason"), [failure.row for failure in failures], (0, 1, 3))
+    """Return a row for each failure, with all runs that ended so."""
+    runs = grouped((failure.row[1:], failure.row[0]) for failure in failures)
+    return Table(("run", "kind", "step", "reason"), [(", ".join(runs[same]), *same) for same in runs], (0, 1, 3))
 
 
 def print_failures(failures: Sequence[FailedRun], console: Console) -> None:

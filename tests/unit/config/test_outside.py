@@ -264,6 +264,19 @@ def test_every_external_kind_of_a_pattern_is_named_for_commands_on_its_run(
     assert TrainedRun.read(folder).job.config.model.attention.kind == "my_package.window:VARIANT"
 
 
+def test_an_external_kind_of_model_kinds_is_named_by_its_own_key(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = "model.kinds.mine.attention.kind=my_package.window:VARIANT"
+    folder = written(smoke("model.pattern=[mine,own]", key), tmp_path / "run")
+    for name in [name for name in sys.modules if name.startswith("my_package")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ConfigError, match=f"that names it runs: add {key}$"):
+        TrainedRun.read(folder)
+    load_kinds([key])
+    assert TrainedRun.read(folder).job.config.model.pattern == ("mine", "own")
+
+
 def test_changed_code_of_an_external_variant_is_another_model(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,9 +44,12 @@ def test_a_measured_energy_is_told_with_its_source_and_an_unknown_one_as_such() 
 
 
 def test_runs_at_once_take_less_time_and_as_many_device_hours() -> None:
-    assert first_line([RUN] * 4, 2, "H100 SXM").startswith("whole budget of 4 runs: 6 h 00 min, 96 device hours, ")
+    assert first_line([RUN] * 4, 2, "H100 SXM").startswith("whole budget of 4 runs: 6 h 00 min with 2 at once, 96 ")
     uneven = [replace(RUN, time_s=36_000.0), RUN]
-    assert first_line(uneven, 2, "H100 SXM").startswith("whole budget of 2 runs: 10 h 00 min, 104 device hours, ")
+    together = first_line(uneven, 2, "H100 SXM")
+    assert together.startswith("whole budget of 2 runs: 10 h 00 min with all at once, 104 device hours, ")
+    in_turn = first_line(uneven, 1, "H100 SXM")
+    assert in_turn.startswith("whole budget of 2 runs: 13 h 00 min one after the other, 104 device hours, ")
 
 
 def test_a_run_of_unknown_length_says_why_there_is_no_time() -> None:
@@ -116,9 +119,10 @@ def test_a_jobs_repeats_follow_each_other_and_each_costs() -> None:
     assert array is not None
     hours = [float(re.findall(r"([\d.]+) device hours", line)[0]) for line in (single, repeated, array)]
     assert hours == pytest.approx([hours[0], 3 * hours[0], 6 * hours[0]], rel=0.01)
-    times = [float(re.findall(r": ([\d.]+) s,", line)[0]) for line in (single, repeated, array)]
+    times = [float(re.findall(r": ([\d.]+) s[, ]", line)[0]) for line in (single, repeated, array)]
     assert times == pytest.approx([times[0], 3 * times[0], 3 * times[0]], rel=0.05)
-    assert "whole budget of 6 runs" in array
+    assert re.match(r"whole budget of 3 runs: [\d.]+ s one after the other, ", repeated)
+    assert re.match(r"whole budget of 6 runs: [\d.]+ s with 2 at once, ", array)
     assert repeated.splitlines()[1].startswith("of 405 steps, 13.3M tokens: ")
 
 

@@ -109,6 +109,24 @@ def test_rows_stand_in_one_table_beside_our_runs(tmp_path: Path, capsys: pytest.
     assert any("what reads images or sound is left out" in line for line in lines)
 
 
+@pytest.mark.parametrize("tokens", [1024, 4096])
+def test_sequences_beyond_learned_positions_are_named(
+    tokens: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpt2 = {"model_type": "gpt2", "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}
+    opt = {"model_type": "opt", "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
+    opt |= {"ffn_dim": 3072, "max_position_embeddings": 2048, "word_embed_proj_dim": 768, "vocab_size": 50272}
+    for name, content in {"gpt2": gpt2, "opt": opt, "llama": LLAMA}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(content))
+    plan(str(tmp_path / "gpt2"), [str(tmp_path / "opt"), str(tmp_path / "llama"), f"training.seq_len={tokens}"])
+    said = [line for line in capsys.readouterr().out.splitlines() if "learned positions" in line]
+    assert [line.partition(" learned")[0] for line in said] == ["gpt2: has 1,024", "opt: has 2,048"]
+    assert [f"training.seq_len={n} is its longest" in line for n, line in zip((1024, 2048), said, strict=True)] == [
+        tokens > 1024
+    ] * 2
+
+
 def test_options_of_one_run_are_refused_for_a_table() -> None:
     for options in ({"world": 8}, {"generate": True}, {"price_per_hour": 2.0}):
         with pytest.raises(typer.BadParameter, match="goes with one run: leave it out of a table"):

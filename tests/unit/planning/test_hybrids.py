@@ -117,6 +117,13 @@ def test_a_report_shows_kinds_and_states_of_layers() -> None:
     assert "layers" not in settings_table(records[:1]).header
 
 
+def test_a_kind_of_layers_that_does_not_show_is_named_as_it_is_written() -> None:
+    keys = ["model.pattern=[local,own]", "model.kinds.local.attention.window=64", "training.seq_len=64"]
+    said = hidden(resolve("gqa_0.5B", True, keys))
+    assert said is not None
+    assert said.startswith("attention 'local' does not show in this run: ")
+
+
 def test_sequences_without_a_choice_of_blocks_do_not_show_nsa() -> None:
     assert hidden(resolve("nsa_0.5B")) is None
     assert hidden(resolve("nsa_0.5B", smoke=True)) is None

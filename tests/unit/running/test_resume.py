@@ -131,7 +131,9 @@ def test_the_time_of_attempts_that_saved_nothing_stays_in_the_steps(tmp_path: Pa
 
 
 @pytest.mark.parametrize("why", ["fresh", "completed", "all damaged", "none"])
-def test_a_run_starts_anew_if_fresh_complete_or_without_an_intact_checkpoint(folder: OutputFolder, why: str) -> None:
+def test_a_run_starts_anew_if_fresh_complete_or_without_an_intact_checkpoint(
+    folder: OutputFolder, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     if why == "completed":
         write_record(make_record({"status": "completed"}), folder.record)
     for step in (2, 4):
@@ -141,6 +143,8 @@ def test_a_run_starts_anew_if_fresh_complete_or_without_an_intact_checkpoint(fol
         elif why == "none":
             path.parent.rename(path.parent.with_name(f".partial_{step}"))
     assert prepared(folder, CONFIG, TOKENS, fresh=why == "fresh") is None
+    told = f"the run in {folder.path} is complete: it moves to previous/, and a new one starts at step 1\n"
+    assert (capsys.readouterr().out == told) == (why == "completed")
     assert {"steps.jsonl", "checkpoint"} <= set_aside(folder)
     assert not (folder.path / "checkpoint").exists()
 

@@ -123,6 +123,24 @@ def test_a_wrong_command_line_is_refused(words: list[str], message: str) -> None
     assert message in re.sub(r"[\s│]+", " ", told), told
 
 
+@pytest.mark.parametrize("how", ["--verdict", "--dry-run"])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--jobs", "many"], "--jobs: 'many' is neither auto nor a number"),
+        (["output=afile"], "/afile is a file; give a"),
+    ],
+)
+def test_a_word_that_training_refuses_is_refused_where_nothing_trains(
+    how: str, words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "afile").touch()
+    file = write_study(tmp_path / "mine.yaml")
+    with pytest.raises(ConfigError, match=message):
+        CliRunner().invoke(app, ["study", str(file), how, *words], catch_exceptions=False)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -226,6 +226,18 @@ def test_runs_can_save_after_an_error_in_the_sweep(queue: Queue, monkeypatch: py
     assert (folder / "saved").exists()
 
 
+def test_a_reason_that_several_runs_have_is_printed_once() -> None:
+    out = io.StringIO()
+    display = Display(Console(file=out, width=300), 3)
+    for name, reason in (("gqa", "no text"), ("mla", "no  text\n"), ("nsa", "another")):
+        display.ended(State(name, "failed", "hash", [], "folder", kind="mistake", reason=reason))
+    assert out.getvalue().splitlines() == [
+        "[1/3] gqa: failed (mistake): no text",
+        "[2/3] mla: failed (mistake): the same as gqa",
+        "[3/3] nsa: failed (mistake): another",
+    ]
+
+
 def test_a_run_waits_for_those_before_it_and_does_not_start_once_one_was_killed(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -235,6 +235,17 @@ def test_impossible_runs_are_refused_and_others_are_kept() -> None:
         build_tasks(Request(only=("gqa_0.5B",), axes=("parallel.tp=4",), smoke=True), CPU, None)
 
 
+def test_a_sweep_whose_runs_are_all_refused_says_each_reason_once_with_its_runs() -> None:
+    request = Request(only=("gqa", "mla"), sizes=("0.5B",), axes=("training.seq_len=32,64",), smoke=True)
+    with pytest.raises(ConfigError) as caught:
+        build_tasks(replace(request, overrides=("parallel.tp=3",)), CPU, None)
+    heads = "parallel.tp: 3 does not divide the 14 heads (model.heads)"
+    assert [problem.splitlines()[:2] for problem in caught.value.problems] == [
+        [f"{name}_0.5B_smoke__seq_len=32, {name}_0.5B_smoke__seq_len=64: {count} problems:", f"  {heads}"]
+        for name, count in (("gqa", 3), ("mla", 2))
+    ]
+
+
 @pytest.mark.parametrize("by_repeat", [True, False])
 def test_a_dry_run_prints_each_refusal_once_with_its_seeds(by_repeat: bool, capsys: pytest.CaptureFixture[str]) -> None:
     axes = ("parallel.tp=1,4", *(() if by_repeat else ("training.seed=1,2",)))
@@ -245,6 +256,14 @@ def test_a_dry_run_prints_each_refusal_once_with_its_seeds(by_repeat: bool, caps
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "does not divide the 14 heads" in line]
     names = [f"gqa_0.5B_smoke__tp=4__{'seed_' if by_repeat else 'seed='}{seed}" for seed in (1, 2)]
     assert line.startswith(f"{', '.join(names)}: refused (mistake): ")
+
+
+def test_a_dry_run_prints_a_refusal_once_for_all_runs_that_have_it(capsys: pytest.CaptureFixture[str]) -> None:
+    request = Request(only=("gqa",), sizes=("0.5B",), axes=("parallel.tp=1,4", "training.seq_len=32,64"), smoke=True)
+    tasks = build_tasks(request, CPU, None)
+    print_dry_run(tasks, ["refused" if task.refused else "queued" for task in tasks], [None] * len(tasks), 1, [], CPU)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "does not divide the 14 heads" in line]
+    assert line.startswith("gqa_0.5B_smoke__tp=4__seq_len=32, gqa_0.5B_smoke__tp=4__seq_len=64: refused (mistake): ")
 
 
 def test_a_dry_run_says_how_often_the_text_is_read_and_what_is_missing(

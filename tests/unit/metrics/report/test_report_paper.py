@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from efficientbench.metrics.report.paper.paper import (
     print_paper,
     rank,
 )
-from efficientbench.metrics.report.sections.failures import FailedRun, load_failures, print_failures
+from efficientbench.metrics.report.sections.failures import FailedRun, failures_table, load_failures, print_failures
 
 TOKENS_PER_STEP = 4096
 
@@ -135,6 +136,8 @@ def test_failures_are_rows_with_their_reasons(tmp_path: Path) -> None:
     assert "| mla_3B | time limit | n/a | too long |" in text
     assert "rank 1: loss is &lt;nan&gt; | after the step" in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "rank 1: loss is <nan> | after the step" in printed(print_failures, load_failures(tmp_path)[0], width=100)
+    table = failures_table([late, FailedRun("mqa_3B", "mistake", None, "too long"), replace(late, folder="nsa_3B")])
+    assert [row[0] for row in table.rows] == ["mla_3B, nsa_3B", "mqa_3B"]
 
 
 def test_a_smaller_micro_batch_is_noted(tmp_path: Path) -> None:
