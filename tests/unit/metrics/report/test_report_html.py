@@ -144,6 +144,15 @@ def test_the_table_has_all_of_many_runs_and_plots_name_the_omitted_ones() -> Non
     assert "The first 48 of 60 runs; the table has all of them." in content
 
 
+def test_the_heading_counts_runs_and_says_how_many_repeats_a_row_has() -> None:
+    repeated = [make_record({"run": "gqa_1.5B", "seed": seed, "status": "completed"}) for seed in (1, 2, 3)]
+    stopped = make_record({"run": "mqa_1.5B", "status": "stopped"})
+    lead = "".join(Parsed(page(Report(make_rows([*repeated, stopped])))).text["p"][:1])
+    assert lead.startswith("4 runs in 2 rows of 1 to 3 repeats (3 completed, 1 stopped) on ")
+    lead = "".join(Parsed(page(Report(make_rows([repeated[0]])))).text["p"][:1])
+    assert lead.startswith("1 run (1 completed) on ")
+
+
 def test_a_line_names_a_few_of_many_runs_and_counts_the_rest() -> None:
     records = [make_record({"run": f"run {place:02}", "resumed_after_steps": [5]}) for place in range(60)]
     content = page(Report(make_rows(records)))
