@@ -80,8 +80,9 @@ def rendered(
 
 
 def compared(subjects: Sequence[Subject]) -> str:
-    """Return what was run, in words: "gqa, mla, nsa at 0.5B, 1.5B"; empty without any."""
-    parts = [dict.fromkeys(getattr(each, name) for each in subjects) for name in ("variant", "size")]
+    """Return what was run, in words: "gqa, mla, nsa at 0.5B, 1.5B (smoke)"; empty without any."""
+    sizes = [f"{each.size} (smoke)" if each.smoke else each.size for each in subjects]
+    parts = [dict.fromkeys(each.variant for each in subjects), dict.fromkeys(sizes)]
     return " at ".join(shortened(list(names), MOST_IN_HEADING) for names in parts if names)
 
 

@@ -18,7 +18,7 @@ from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.records.record_parts import Window
 from efficientbench.metrics.report.build import markdown
 from efficientbench.metrics.report.html import page as page_module
-from efficientbench.metrics.report.html.page import page
+from efficientbench.metrics.report.html.page import compared, page
 from efficientbench.metrics.report.plots.loss_plots import Point, front
 from efficientbench.metrics.report.plots.svg import COLOURS, Look, Scale, numbered
 from efficientbench.metrics.report.report import Report
@@ -151,6 +151,12 @@ def test_the_heading_counts_runs_and_says_how_many_repeats_a_row_has() -> None:
     assert lead.startswith("4 runs in 2 rows of 1 to 3 repeats (3 completed, 1 stopped) on ")
     lead = "".join(Parsed(page(Report(make_rows([repeated[0]])))).text["p"][:1])
     assert lead.startswith("1 run (1 completed) on ")
+
+
+def test_the_heading_marks_sizes_that_are_so_in_name_alone() -> None:
+    records = [make_record({"size": size, "smoke": True, "run": f"gqa_{size}"}) for size in ("0.5B", "1.5B")]
+    assert compared(records) == "gqa at 0.5B (smoke), 1.5B (smoke)"
+    assert compared([make_record({"size": "3B"})]) == "gqa at 3B"
 
 
 def test_a_line_names_a_few_of_many_runs_and_counts_the_rest() -> None:
