@@ -19,6 +19,7 @@ from efficientbench.metrics.records.record_parts import Window
 from efficientbench.metrics.report.build import markdown
 from efficientbench.metrics.report.html import page as page_module
 from efficientbench.metrics.report.html.page import compared, page
+from efficientbench.metrics.report.plots import difference_plots
 from efficientbench.metrics.report.plots.loss_plots import Point, front
 from efficientbench.metrics.report.plots.svg import COLOURS, Look, Scale, numbered
 from efficientbench.metrics.report.report import Report
@@ -82,6 +83,18 @@ def test_the_answers_come_first_and_cautions_are_folded(matrix_page: str) -> Non
     cautions = matrix_page[places[1] : places[2]]
     assert cautions.count("<details") == cautions.count("<summary>") == 3
     assert cautions.count("<summary>Some steps took much longer than the others") == 1
+
+
+def test_a_wide_plot_moves_alone_on_a_phone_and_its_words_can_be_read(matrix_page: str) -> None:
+    wide = re.findall(r'<figure class="wide">(.*?)</figure>', matrix_page, re.S)
+    assert len(wide) == 5
+    moved = re.compile(r'<figcaption>[^<]*</figcaption><div class="across" tabindex="0"[^>]*><svg .*</svg></div>', re.S)
+    assert all(map(moved.match, wide))
+    least = re.search(r"\.across > svg \{ min-width: (\d+)px; \}", matrix_page)
+    smallest = re.search(r"svg \.value \{ font-size: ([\d.]+)px; \}", matrix_page)
+    assert least
+    assert smallest
+    assert int(least[1]) / difference_plots.WIDTH * float(smallest[1]) > 9
 
 
 def test_no_plot_of_bars_mixes_sizes(matrix_page: str) -> None:
