@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from efficientbench.basics.errors import nearest
+
 if TYPE_CHECKING:
     from efficientbench.config.quantization import Quantization
     from efficientbench.config.schema import RunConfig
@@ -189,9 +191,16 @@ def overrides_of(arguments: Sequence[str], data: str | None, tokenizer: str | No
 
 
 def run_folder(word: str) -> Path:
-    """Return the folder that a user names by its path, or by its name in a suite below `output/`."""
+    """Return the folder that a user names by its path, or by its name in a suite below `output/`.
+
+    Raises BadParameter: several suites have the name, or none has it and a run has one like it.
+    """
     typed = Path(word)
     named = [] if typed.exists() or typed.is_absolute() else sorted(Path("output").glob(f"*/{glob.escape(word)}"))
     if len(named) > 1:
         raise typer.BadParameter(f"{word}: there are {', '.join(map(str, named))}: name one by its path")
+    if not named and not typed.exists():
+        runs = {record.parts[2] for record in Path("output").glob("*/*/**/record.json")}
+        if (near := nearest(typed.name, sorted(runs))) is not None:
+            raise typer.BadParameter(f"{word}: there is no such folder; did you mean {near}?")
     return named[0] if named else typed

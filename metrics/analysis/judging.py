@@ -17,7 +17,7 @@ from typing import Any
 
 from efficientbench.metrics.analysis.cautions import KINDS
 from efficientbench.metrics.analysis.conditions import KERNELS, differences, optimizer_of
-from efficientbench.metrics.analysis.noise import aa_floor, pooled_spread, text_noise
+from efficientbench.metrics.analysis.noise import aa_floor, pooled_spread, seed_noise, text_noise
 from efficientbench.metrics.analysis.repeats import Group, dotted, model_identity
 from efficientbench.metrics.formulas.ratio import Objection, Ratio, Side, make_ratio
 from efficientbench.metrics.records.record import RunRecord
@@ -106,7 +106,8 @@ class Judge:
         )
         text = text_noise(self.first.records, self.second.records) if metric in LOSSES else None
         pooled = pooled_spread(self.line, read) if len(self.line) > 2 else None
-        ratio = make_ratio(metric, first, second, aa_floor(self.alike, read), text, pooled, len(self.line))
+        paired = seed_noise(self.first, self.second, read) if metric in LOSSES and pooled is None else None
+        ratio = make_ratio(metric, first, second, aa_floor(self.alike, read), text, pooled, len(self.line), paired)
         objection = self._objection(metric)
         drifts = not (metric.startswith(_UNTIMED) or self.took_turns or TURNS in self.despite)
         if drifts and ratio.p_value is not None and objection is None:

@@ -7,13 +7,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from efficientbench.metrics.analysis.conditions import Difference, comparison_key, differences
-from efficientbench.metrics.analysis.repeats import Group, mean_sequence_losses, model_identity
+from efficientbench.metrics.analysis.repeats import Group, mean_sequence_losses, model_identity, seeds_of
 from efficientbench.metrics.formulas.definitions import standard_deviation
 from efficientbench.metrics.formulas.ratio import MIN_REPEATS, Estimate
 from efficientbench.metrics.records.record import RunRecord
 
 DIFFERING = 0.55
 """How far the degrees of freedom of a spread that rows share follow the differences between the rows' own."""
+
+
+_ORDER = ("data", "sequence", "global_batch", "tokens")
+"""Conditions on which the order of the data depends."""
 
 
 class IdenticalRuns:
@@ -135,6 +139,22 @@ def _spreads(sets: Sequence[Sequence[RunRecord]], read: Callable[[RunRecord], fl
 def _pooled(spreads: Sequence[Estimate]) -> Estimate | None:
     degrees = math.fsum(each.degrees for each in spreads)
     return Estimate(math.fsum(each.variance * each.degrees for each in spreads) / degrees, degrees) if spreads else None
+
+
+def seed_noise(first: Group, second: Group, read: Callable[[RunRecord], float | None]) -> Estimate | None:
+    """Return the variance of the logarithm of a ratio of two rows' means, by the differences at each seed.
+
+    Runs of one seed read the same data in the same order, and what that does to both is no noise of their difference (a
+    paired t test). None unless the rows have the same seeds, MIN_REPEATS or more, and the same order.
+    """
+    sides = [{seeds_of(run): read(run) or 0.0 for run in row.records} for row in (first, second)]
+    if sides[0].keys() != sides[1].keys() or len(sides[0]) < MIN_REPEATS:
+        return None
+    if any(each.condition in _ORDER for each in differences(first.first, second.first)):
+        return None
+    changes = [math.log(sides[1][seed] / sides[0][seed]) for seed in sides[0]]
+    deviation = standard_deviation(changes)
+    return Estimate(deviation**2 / len(changes), len(changes) - 1) if deviation else None
 
 
 def text_noise(first: Sequence[RunRecord], second: Sequence[RunRecord]) -> Estimate | None:

@@ -111,8 +111,7 @@ def _group(records: Sequence[RunRecord]) -> Group:
     latest: dict[tuple[int, int], RunRecord] = {}
     left_out = []
     for record in sorted(records, key=lambda record: record.started_at):
-        # Earlier records have no seed of the order, which was that of the weights.
-        seeds = record.seed, record.seed if record.data_seed is None else record.data_seed
+        seeds = seeds_of(record)
         if (other := latest.get(seeds)) is not None:
             again = "is there twice" if other.started_at == record.started_at else f"ran again at {record.started_at}"
             left_out.append(f"{_told(other)} {again}: the latest of a seed stands for it")
@@ -125,6 +124,12 @@ def _group(records: Sequence[RunRecord]) -> Group:
         else:
             found.append(record)
     return Group(tuple(found), tuple(left_out))
+
+
+def seeds_of(record: RunRecord) -> tuple[int, int]:
+    """Return the seeds of a run's weights and of its order of the data."""
+    # Earlier records have no seed of the order, which was that of the weights.
+    return record.seed, record.seed if record.data_seed is None else record.data_seed
 
 
 def _told(record: RunRecord) -> str:

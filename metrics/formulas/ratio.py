@@ -173,6 +173,7 @@ def make_ratio(
     text: Estimate | None = None,
     pooled: Estimate | None = None,
     rows: int = 2,
+    paired: Estimate | None = None,
 ) -> Ratio:
     """Return the ratio of geometric means, with its interval and its p value.
 
@@ -189,6 +190,8 @@ def make_ratio(
             larger of it and the mean of the sides' own stands for both: a side that varies more than the other rows
             is not judged by their spread, and the p value is that of any two of the rows.
         rows: number of rows of the line.
+        paired: variance of the ratio's logarithm, by the runs' differences at the same seeds; None: not paired. It
+            stands for the sides' own spreads: what a seed does to both sides is no noise.
     """
     difference = second.mean - first.mean
     runs = first.runs, second.runs
@@ -199,13 +202,15 @@ def make_ratio(
     if first.noise is not None and second.noise is not None and (alike is None or min(runs) >= MIN_REPEATS):
         basis, noise = f"{runs[0]} and {runs[1]} repeats", first.noise + second.noise
         decides = min(runs) >= MIN_REPEATS
+        if paired is not None:
+            basis, noise = f"{runs[0]} repeats, losses paired by seed", paired
     elif alike is not None:
         basis = "runs of identical models"
     shared, line = noise, 2
     if noise is not alike and noise is not None and pooled is not None:
         shared, line = Estimate(max(pooled.variance * mean_of, noise.variance), pooled.degrees), rows
     if text is not None:
-        basis = TEXT_ALONE if noise is None else f"{basis}, paired by sequence"
+        basis = TEXT_ALONE if noise is None else f"{basis}{', paired' if paired is None else ' and'} by sequence"
         noise, shared = (text if each is None else each + text for each in (noise, shared))
     low = high = p_value = p_alone = spread = None
     if noise is not None and shared is not None:

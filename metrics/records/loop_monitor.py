@@ -18,6 +18,7 @@ from efficientbench.metrics.monitoring.measurement import RankMeasurement
 
 if TYPE_CHECKING:
     from efficientbench.metrics.records.facts import Validation
+    from efficientbench.metrics.records.record import Status
     from efficientbench.metrics.records.sinks.registry import Sinks
 
 
@@ -25,6 +26,9 @@ class EfficiencyMonitor(monitor.EfficiencyMonitor):
     """The monitor of `efficientbench.metrics`, whose measurement becomes a record for `report` and `compare`."""
 
     _sinks: tuple[Sinks, ...] = ()
+    _status: Status = "completed"
+    _error: str | None = None
+    """What ended the loop, where its status is failed."""
 
     def send_to(self, *sinks: str, name: str, config: Any = None) -> None:
         """Send each step's time, tokens/s, memory and power, and each validation's loss; `save` sends the figures.
@@ -63,9 +67,18 @@ class EfficiencyMonitor(monitor.EfficiencyMonitor):
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if kind is None:
             super().__exit__(kind, error, trace)
-        else:
-            # What was measured until an error, or Ctrl-C, can be saved.
-            self.abandon()
+            return
+        measuring = self._state == "started"
+        # What was measured until an error, or Ctrl-C, can be saved.
+        self.abandon()
+        if measuring and isinstance(error, Exception):
+            self._status, self._error = "failed", f"{type(error).__name__}: {error}"
+
+    def abandon(self) -> None:
+        """Stop sampling after an error, as the monitor of runs does; the record then says that the loop was stopped."""
+        if self._state == "started":
+            self._status = "stopped"
+        super().abandon()
 
     def end_step(self, tokens: int) -> float:
         """End the training step, as the monitor of runs does; return its time, s."""
@@ -154,10 +167,19 @@ class EfficiencyMonitor(monitor.EfficiencyMonitor):
         Raises:
             MetricsError: no step was measured, a value is none that a record can hold, or the record cannot be written;
                 `save` may then be called again.
+
+        The record of a loop that an error ended says `failed`, with the error in `failure.json` beside it, and that of
+        one that Ctrl-C or `abandon` ended `stopped`.
         """
         # Imported here, since measuring needs none of what records need.
         from efficientbench.metrics.monitoring.aggregate import merge
-        from efficientbench.metrics.records.own_loop import OwnLoop, plain, write_own_record
+        from efficientbench.metrics.records.own_loop import (
+            OwnLoop,
+            check_flops,
+            plain,
+            write_failure,
+            write_own_record,
+        )
         from efficientbench.metrics.records.record import read_record
 
         mine = self.finish()
@@ -172,13 +194,15 @@ class EfficiencyMonitor(monitor.EfficiencyMonitor):
         # Tokens may be counted without padding, but each rank has at least one micro-batch.
         batch = max(micro_batch_size * len(measured), round(run.tokens / len(mine.steps) / max(1, seq_len)))
         sizes = seq_len, micro_batch_size, batch
-        if flops_per_token is not None and not flops_per_token > 0:
-            raise MetricsError(f"flops_per_token={flops_per_token:g}: FLOPs of a token are above 0")
+        check_flops(flops_per_token, peak_flops)
         seed = configured_seed if seed is None else seed
         loop = OwnLoop.of(folder, sizes, dtype, seed, model, flops_per_token, peak_flops, measured)
         loop = replace(loop, variant=variant, size=size)
         duration_s = time.monotonic() - self._started_s
-        path = write_own_record(folder, loop, run, len(measured), self._started_at, duration_s, validations, given)
+        path = write_own_record(
+            folder, loop, run, len(measured), self._started_at, duration_s, validations, given, self._status
+        )
+        write_failure(folder, self._error, self._step_number)
         for each in self._sinks:
             each.figures(read_record(path))
             each.close()

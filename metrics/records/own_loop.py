@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,13 +15,21 @@ from pydantic import ValidationError
 
 from efficientbench.basics.counted import number_of
 from efficientbench.basics.errors import MetricsError, os_errors_as
+from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.metrics.monitoring.aggregate import merge
 from efficientbench.metrics.monitoring.measurement import RankMeasurement, RunMeasurement
 from efficientbench.metrics.records.earlier_peaks import why_too_low
 from efficientbench.metrics.records.environment import collect_environment, sensor_states
 from efficientbench.metrics.records.facts import Quality, RunFacts, Validation
-from efficientbench.metrics.records.record import OF_FORMULAS, RECORD_NAME, RunRecord, write_record
+from efficientbench.metrics.records.record import (
+    FAILURE_NAME,
+    OF_FORMULAS,
+    RECORD_NAME,
+    RunRecord,
+    Status,
+    write_record,
+)
 from efficientbench.metrics.records.summarize import measured_parts, quality_curve, summarize
 from efficientbench.metrics.sensors.hardware import DTYPES, peak_flops
 
@@ -179,6 +188,7 @@ def write_own_record(
     duration_s: float,
     validations: Sequence[Validation] = (),
     config: Mapping[str, Any] | None = None,
+    status: Status = "completed",
 ) -> Path:
     """Write a loop's record into a folder, made if missing, and return its path; replace an existing record.
 
@@ -210,7 +220,7 @@ def write_own_record(
             **place,
             **summary.values,
             **measured_parts(run, summary.outliers),
-            status="completed",
+            status=status,
             started_at=started_at.isoformat(timespec="milliseconds"),
             duration_s=duration_s,
             formula_id=FORMULAS,
@@ -223,6 +233,27 @@ def write_own_record(
         raise MetricsError(f"{path}: {RunRecord.readable(error)}") from None
     write_record(record, path)
     return path
+
+
+def write_failure(folder: Path, error: str | None, step: int) -> None:
+    """Write which error ended a loop after that step, as a failed run has it; None: none, and an earlier one goes.
+
+    Raises MetricsError: the file cannot be written.
+    """
+    path = folder / FAILURE_NAME
+    path.unlink(missing_ok=True)
+    if error is not None:
+        write_whole(path, json.dumps({"kind": "crash", "reason": error, "step": step}, ensure_ascii=False) + "\n")
+
+
+def check_flops(flops_per_token: float | None, peak_flops: float | None) -> None:
+    """Raise MetricsError if FLOPs of a token or FLOP/s of a device that a loop gives are not above 0."""
+    for name, value, what in (
+        ("flops_per_token", flops_per_token, "FLOPs of a token"),
+        ("peak_flops", peak_flops, "FLOP/s of a device"),
+    ):
+        if value is not None and not 0 < value < math.inf:
+            raise MetricsError(f"{name}={value:g}: {what} are above 0")
 
 
 def _facts(

@@ -38,6 +38,9 @@ from efficientbench.metrics.records.stored import Stored, iso_time
 SCHEMA_VERSION: Literal[3] = 3
 """Rises when a field changes its meaning or is removed; a new figure does not raise it."""
 RECORD_NAME = "record.json"
+FAILURE_NAME = "failure.json"
+"""Says beside the record why a run did not come to its end."""
+Status = Literal["completed", "stopped", "failed"]
 MOST_OUTLIERS = 100
 """The largest number of outliers that a record lists; a run with more has other troubles than single steps."""
 NOT_RECORDED = "the record does not hold it"
@@ -61,7 +64,7 @@ class RunRecord(Metrics, Identity):
         default=None)
     dense_keys_per_query: float | None = fact("keys", "mean keys that dense causal attention reads in training",
         default=None)
-    status: Literal["completed", "stopped", "failed"] = fact("", "completed, stopped (on request) or failed")
+    status: Status = fact("", "completed, stopped (on request) or failed")
     started_at: Annotated[str, AfterValidator(iso_time)] = fact("UTC", "when the run began, ISO 8601")
     duration_s: NonNegativeFloat = fact("s", "from start to end, set-up and evaluation included")
     formula_id: str = fact("", "the edition of the formulas; rows of different ids are not compared")

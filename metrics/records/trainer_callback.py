@@ -22,7 +22,7 @@ from efficientbench.metrics.monitoring.measurement import RankMeasurement, RunMe
 from efficientbench.metrics.monitoring.monitor import EfficiencyMonitor
 from efficientbench.metrics.monitoring.sensor_registry import local_sensors
 from efficientbench.metrics.records.facts import Validation
-from efficientbench.metrics.records.own_loop import OwnLoop, write_own_record
+from efficientbench.metrics.records.own_loop import OwnLoop, check_flops, write_own_record
 from efficientbench.metrics.sensors.base import Sensor
 from efficientbench.metrics.sensors.host import host_uuid
 
@@ -58,6 +58,7 @@ class EfficiencyCallback(TrainerCallback):
         peak_flops: float | None = None,
         meters: Sequence[str] = (),
     ) -> None:
+        check_flops(flops_per_token, peak_flops)
         self.run: RunMeasurement | None = None
         """The measurement, once training has ended."""
         self._tokens_per_step = tokens_per_step

@@ -82,6 +82,8 @@ def answer_to(suite: Suite, standing: Standing) -> Answer:
         parts += _more_repeats(suite, standing, best) if standing.level else []
         tied = [best, *standing.level, *small]
         ends = list(dict.fromkeys((value, _furthest(suite, standing.metric, tied[1:]))))
+        if len({suite.rows[place].record.size for place in tied}) > 1:
+            ends = [f"{name}: {value}"]  # a range over models of several sizes is no spread
         alike = f"{named(suite, tied)}: no difference{' that matters' if small else ''}"
         told = [" to ".join(ends), _within(suite, standing, best), *(_too_small(suite, standing, at) for at in small)]
         return Answer("level", alike, "; ".join(filter(None, [*told, *parts])))

@@ -219,13 +219,14 @@ ANSWERS = "What these runs say"
 STUDY = "The study of these runs"
 ABSENCES, DAMAGED = "What is n/a, and why", "What is left out, and why"
 SECTIONS = (
-    Section("answers", ANSWERS, drawn=_answers, text=_answers_text),
+    # A study judges its ladder as a whole, which the rows' own answers do not.
     Section(
         "study",
         STUDY,
         drawn=lambda report: report.study,
         text=lambda report: [f"## {STUDY}", f"[{escape(report.study)}](<{report.study}>)"] if report.study else [],
     ),
+    Section("answers", ANSWERS, drawn=_answers, text=_answers_text),
     Section("sizes", "What the models cost", lambda report: sizes_table(report.rows.suites)),
     Section(
         "cautions", "Before you use these figures", drawn=lambda report: cautions(report.records, report.unchecked)

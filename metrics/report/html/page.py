@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from efficientbench.basics.counted import number_of
 from efficientbench.metrics.records.figures import Subject
 from efficientbench.metrics.records.generation.generation import GenerationRecord
 from efficientbench.metrics.records.record import RunRecord
@@ -18,6 +20,7 @@ from efficientbench.metrics.report.report import Report
 from efficientbench.metrics.report.section import SECTIONS
 from efficientbench.metrics.report.table import shortened
 
+STATES = ("completed", "stopped", "failed")
 MOST_IN_HEADING = 5
 """Most variants, and most sizes, that the heading names."""
 MOST_LINES = 9
@@ -77,8 +80,9 @@ def rendered(
 
 
 def compared(subjects: Sequence[Subject]) -> str:
-    """Return what was run, in words: "gqa, mla, nsa at 0.5B, 1.5B"; empty without any."""
-    parts = [dict.fromkeys(getattr(each, name) for each in subjects) for name in ("variant", "size")]
+    """Return what was run, in words: "gqa, mla, nsa at 0.5B, 1.5B (smoke)"; empty without any."""
+    sizes = [f"{each.size} (smoke)" if each.smoke else each.size for each in subjects]
+    parts = [dict.fromkeys(each.variant for each in subjects), dict.fromkeys(sizes)]
     return " at ".join(shortened(list(names), MOST_IN_HEADING) for names in parts if names)
 
 
@@ -87,10 +91,15 @@ def _summary(records: Sequence[RunRecord], generations: Sequence[GenerationRecor
     if not records:
         where = ", ".join(dict.fromkeys(each.device_name for each in generations))
         return f"no training, generation with {len(generations):,} models on {where}"
-    states = {state: sum(record.status == state for record in records) for state in ("completed", "stopped", "failed")}
-    ended = ", ".join(f"{count} {state}" for state, count in states.items() if count)
+    ended_so: Counter[str] = Counter()
+    for record in records:
+        ended_so[record.status] += record.repeats
+    ended = ", ".join(f"{ended_so[state]:,} {state}" for state in STATES if ended_so[state])
     devices = list(dict.fromkeys(f"{record.devices} × {record.device_name}" for record in records))
     named = devices[:4] + (["…"] if len(devices) > 4 else [])
     days = sorted(record.started_at[:10] for record in records)
     when = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
-    return f"{len(records):,} run{'s' if len(records) > 1 else ''} ({ended}) on {', '.join(named)}, {when}"
+    repeats = sorted({record.repeats for record in records})
+    of_repeats = f" of {' to '.join(map(str, dict.fromkeys((repeats[0], repeats[-1]))))} repeats"
+    rows = f" in {number_of(len(records), 'row')}{of_repeats}" if repeats[-1] > 1 else ""
+    return f"{number_of(ended_so.total(), 'run')}{rows} ({ended}) on {', '.join(named)}, {when}"

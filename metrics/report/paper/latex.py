@@ -6,10 +6,12 @@ import re
 from collections.abc import Sequence
 
 from efficientbench.metrics.analysis.rivals import QUESTIONS
+from efficientbench.metrics.records.figure import count
 from efficientbench.metrics.records.record import FIGURES
 from efficientbench.metrics.report.answers import RULE
 from efficientbench.metrics.report.headline import HEADLINE, cell
 from efficientbench.metrics.report.suites import Suite
+from efficientbench.metrics.report.table import ABSENT
 
 _SIGNS = {
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
@@ -68,4 +70,11 @@ def _about(suite: Suite) -> str:
     runs = f"{min(repeats)} to {max(repeats)}" if len(repeats) > 1 else f"{max(repeats)}"
     where = f"{first.devices} × {first.device_name}, {first.dtype or 'dtype n/a'}, sequence {first.seq_len:,}"
     spread = ", ± their standard deviation" if max(repeats) > 1 else ""
-    return f"On {where}; runs a row: {runs}{spread}. Bold: the best, and what does not differ from it. {RULE}"
+    scaled = f"Scaled-down models of {_parameters(suite)} parameters. " if first.smoke else ""
+    return f"{scaled}On {where}; runs a row: {runs}{spread}. Bold: the best, and what does not differ from it. {RULE}"
+
+
+def _parameters(suite: Suite) -> str:
+    """Return the fewest and the most parameters of a set's models."""
+    known = [row.record.parameters for row in suite.rows if row.record.parameters is not None]
+    return " to ".join(dict.fromkeys(map(count, (min(known), max(known))))) if known else ABSENT

@@ -19,6 +19,7 @@ from rich.text import Text
 from efficientbench.basics.grouped import grouped
 from efficientbench.metrics.analysis.conditions import group
 from efficientbench.metrics.formulas.ratio import MIN_REPEATS
+from efficientbench.metrics.records.figure import count
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.headline import SMOKE_NOTE, name, relative_interval
 from efficientbench.metrics.report.table import ABSENT, Table, escape, markdown_table, number, print_wide_table
@@ -190,7 +191,7 @@ def _row(layout: _Layout, record: RunRecord, ranked: Ranked | None) -> tuple[str
         method = layout.methods[record.variant] + method.removeprefix(record.variant)
     return (
         method,
-        record.size.replace("x", "×"),
+        _parameters(record),
         layout.setting_of(record),
         number(record.perplexity, ",.2f"),
         number(record.amu_gb, ",.2f"),
@@ -204,6 +205,14 @@ def _row(layout: _Layout, record: RunRecord, ranked: Ranked | None) -> tuple[str
         _place(ranked.by_power, ranked.tied_by_power) if ranked else ABSENT,
         *(cell(record) for cell in layout.further.values()),
     )
+
+
+def _parameters(record: RunRecord) -> str:
+    """Return the size of a model; of a scaled-down one, which has it in name alone, its parameters too."""
+    size = record.size.replace("x", "×")
+    if not record.smoke:
+        return size
+    return f"{ABSENT if record.parameters is None else count(record.parameters)} (smoke of {size})"
 
 
 def _place(place: int, tied: bool) -> str:

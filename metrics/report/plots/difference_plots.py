@@ -92,7 +92,8 @@ def _figure(suite: Suite) -> Figure:
         texts = [f"{HEADLINE[column.metric].title}: {_told(row, column.metric)}" for column in columns]
         cells = [_cell(row, column, y + ROW / 2) for column in columns]
         content = [rect(0, y, WIDTH, ROW, "hit"), text(left - 10, y + 14, cut(name), "label", "end"), *cells]
-        parts.append(marked(row.row.number, "\n".join([f"{name} against {baseline}", *texts]), *content))
+        told = "\n".join([f"{name} against {baseline} ({suite.title})", *texts])
+        parts.append(marked(row.row.number, told, *content))
     title = f"{suite.title}: differences to {baseline}"
     rest = len(suite.rows) - 1 - len(places)
     note = f"{rest:,} more rows are in the table." if rest else ""
@@ -153,7 +154,7 @@ def _baseline(suite: Suite, columns: list[_Column]) -> Markup:
         shown = "n/a" if value is None else HEADLINE[column.metric].text(value)
         parts.append(text(column.scale(0.0) + 6, TOP + 14, shown, "value"))
         texts.append(f"{HEADLINE[column.metric].title}: {shown}")
-    return marked(row.number, "\n".join([f"{row.marked}, the baseline", *texts]), *parts)
+    return marked(row.number, "\n".join([f"{row.marked}, the baseline ({suite.title})", *texts]), *parts)
 
 
 def _cell(row: _Against, column: _Column, y: float) -> Markup:

@@ -12,10 +12,10 @@ from rich.text import Text
 from efficientbench.basics.errors import MetricsError
 from efficientbench.basics.foreign import parse_json, plain_text, plain_texts, read_whole
 from efficientbench.basics.grouped import grouped
+from efficientbench.metrics.records.record import FAILURE_NAME
 from efficientbench.metrics.records.stored import current_files, read_each
 from efficientbench.metrics.report.table import ABSENT, Table, print_table
 
-FAILURE_NAME = "failure.json"
 TITLE = "Runs that did not come to their end"
 _MOST_REASON = 600
 """Most characters of a reason in a table; the file has the full reason."""

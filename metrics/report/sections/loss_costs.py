@@ -38,7 +38,8 @@ def _table(size: str, members: Sequence[tuple[str, RunRecord]]) -> Table:
         if cost.energy_j is None:
             why = record.unavailable.get("energy_j", "the energy until a validation is not known")
             reasons.append(f"joules: {why}")
-    title = f"{size}: to a validation loss of {target:.4g}, the lowest that all of these surely got to"
+    smoke = " (smoke)" if members[0][1].smoke else ""
+    title = f"{size}{smoke}: to a validation loss of {target:.4g}, the lowest that all of these surely got to"
     notes = tuple(f"{ABSENT}: {reason}" for reason in dict.fromkeys(reasons))
     return Table(("run", "tokens", "seconds", "joules"), rows, title=title, notes=notes)
 

@@ -118,7 +118,9 @@ def test_reports_and_comparisons_lead_to_the_study(tmp_path: Path) -> None:
     report = build_report(tmp_path / "study")
     assert report.study == "study.html"
     assert "[study.html](<study.html>)" in (tmp_path / "study" / "report.md").read_text(encoding="utf-8")
-    assert '<a href="study.html">' in (tmp_path / "study" / "report.html").read_text(encoding="utf-8")
+    page = (tmp_path / "study" / "report.html").read_text(encoding="utf-8")
+    assert '<a href="study.html">' in page
+    assert page.index('<section id="study">') < page.index('<section id="answers">')
     compared = CliRunner().invoke(app, ["compare", str(folders[0].parent), str(folders[2].parent)])
     assert compared.exit_code == 0, compared.output
     assert f"study of these runs: {tmp_path / 'study' / 'study.html'}" in compared.output

@@ -263,7 +263,7 @@ def test_repeats_give_the_interval_of_a_cost_and_the_noise_of_seeds() -> None:
     first = group_of(*(run_of(seed=s, quality_curve=curve(x), validation_loss=4 + x)
                        for s, x in enumerate((0.0, 0.1, -0.1))))  # fmt: skip
     second = group_of(*(run_of("mla", s, "mla", quality_curve=curve(x), validation_loss=4 + x)
-                        for s, x in enumerate((0.05, 0.15, -0.05))))  # fmt: skip
+                        for s, x in enumerate((0.05, 0.15, -0.05), 3)))  # fmt: skip
     comparison = compare(first, second, target_loss=6.0)
     assert comparison.costs[0].basis == "3 and 3 repeats"
     assert comparison.costs[0].ratio == pytest.approx(2**0.05)

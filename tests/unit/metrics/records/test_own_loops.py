@@ -415,9 +415,12 @@ def test_training_on_a_stream_that_ends_within_a_step_succeeds(tmp_path: Path) -
     assert (len(callback.run.step_times_s), callback.run.tokens) == (5, 5 * 2 * 2 * 8)
 
 
-def interrupted(monitor: EfficiencyMonitor, error: type[BaseException]) -> None:
+def interrupted(monitor: EfficiencyMonitor, error: BaseException | type[BaseException], finished: bool = False) -> None:
     with monitor:
         for number in range(4):
+            if finished and number == 3:
+                monitor.finish()
+                raise error
             with monitor.step(tokens=32):
                 if number == 3:
                     raise error
@@ -439,6 +442,31 @@ def test_what_was_measured_until_an_error_can_be_saved(tmp_path: Path) -> None:
         empty.save(tmp_path / "empty", **SHAPE)
 
 
+def test_a_record_says_how_the_loop_ended(tmp_path: Path) -> None:
+    for error, status in ((ZeroDivisionError("a rate of 0"), "failed"), (KeyboardInterrupt(), "stopped")):
+        monitor = EfficiencyMonitor([HostSensor()])
+        with pytest.raises(type(error)):
+            interrupted(monitor, error)
+        assert read_record(monitor.save(tmp_path / status, dtype="fp32", **SHAPE)).status == status
+    report = build_report(tmp_path)
+    [failure] = report.failures
+    assert (failure.folder, failure.step, failure.reason) == ("failed", 3, "ZeroDivisionError: a rate of 0")
+    assert report.rows.suites == []
+    # Called without an error, as by a loop that sees a request to stop.
+    monitor = EfficiencyMonitor([HostSensor()])
+    monitor.start()
+    with monitor.step(tokens=32):
+        pass
+    monitor.abandon()
+    assert read_record(monitor.save(tmp_path / "asked", dtype="fp32", **SHAPE)).status == "stopped"
+    # What went wrong after the measurement's end, or before a later one, is not the loop's end.
+    monitor = EfficiencyMonitor([HostSensor()])
+    with pytest.raises(ZeroDivisionError):
+        interrupted(monitor, ZeroDivisionError, finished=True)
+    assert read_record(monitor.save(tmp_path / "failed", dtype="fp32", **SHAPE)).status == "completed"
+    assert build_report(tmp_path).failures == []
+
+
 def test_a_batch_has_a_micro_batch_of_each_rank_however_few_tokens_are_counted(tmp_path: Path) -> None:
     monitor = EfficiencyMonitor([HostSensor()])
     with monitor, monitor.step(tokens=64):
@@ -452,6 +480,8 @@ def test_a_batch_has_a_micro_batch_of_each_rank_however_few_tokens_are_counted(t
     [
         ({"validation_loss": -1}, "validation_loss=-1: the mean loss of a token, in nats, is not below 0"),
         ({"flops_per_token": -5}, "flops_per_token=-5: FLOPs of a token are above 0"),
+        ({"peak_flops": -4}, "peak_flops=-4: FLOP/s of a device are above 0"),
+        ({"peak_flops": math.inf}, "peak_flops=inf: FLOP/s of a device are above 0"),
     ],
 )
 def test_values_that_cannot_be_true_are_refused_and_the_rest_can_still_be_saved(
@@ -466,6 +496,11 @@ def test_values_that_cannot_be_true_are_refused_and_the_rest_can_still_be_saved(
     with pytest.raises(MetricsError, match=message):
         monitor.save(tmp_path, dtype="fp32", **SHAPE, **words)
     assert monitor.save(tmp_path, dtype="fp32", **SHAPE) is not None
+
+
+def test_a_callback_refuses_a_peak_that_cannot_be_true_before_the_training() -> None:
+    with pytest.raises(MetricsError, match="peak_flops=0: FLOP/s of a device are above 0"):
+        EfficiencyCallback(peak_flops=0)
 
 
 def test_a_loop_sends_to_several_sinks_of_a_kind(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from efficientbench.metrics.report.first_lines import first_lines, left_out, pri
 from efficientbench.metrics.report.headline import print_results
 from efficientbench.metrics.report.html.page import page
 from efficientbench.metrics.report.plots.difference_plots import difference_figures
+from efficientbench.metrics.report.plots.told import told_tables
 from efficientbench.metrics.report.report import Report
 from efficientbench.metrics.report.sections.cautions import cautions
 from efficientbench.metrics.report.suites import Suite, make_rows
@@ -150,7 +151,31 @@ def test_the_chart_has_intervals_and_reports_no_difference_within_noise() -> Non
     assert figure.plot.count(">no difference</text>") == 1
     assert figure.plot.count('class="verdict better"') == 1
     assert "mqa, the baseline" not in figure.plot
-    assert "gqa, the baseline\nJ/token: n/a\ntokens/s: 100" in figure.plot
+    assert "gqa, the baseline (Attention mechanisms, 1.5B)\nJ/token: n/a\ntokens/s: 100" in figure.plot
+
+
+def test_the_charts_figures_of_several_sizes_stand_in_rows_of_their_own() -> None:
+    small = [
+        record.model_copy(update={"size": "0.5B", "run": f"{record.variant}_0.5B"})
+        for record in rival_runs("tokens_per_s", {"gqa": [300.0], "mqa": [330.0]})
+    ]
+    suites = make_rows([*small, *rival_runs("tokens_per_s", CLEAR)]).suites
+    [table] = told_tables(difference_figures(suites))
+    told = {row[0]: row[list(table.header).index("tokens/s")] for row in table.rows}
+    assert told["gqa, the baseline (Attention mechanisms, 0.5B)"] == "300"
+    assert told["gqa, the baseline (Attention mechanisms, 1.5B)"] == "100"
+    assert len(told) == 5
+
+
+def test_no_range_mixes_models_of_several_sizes() -> None:
+    dense = rival_runs("tokens_per_s", {"dense": [101.0, 98.0, 104.0]})
+    sparse = [
+        record.model_copy(update={"size": "0.5Bx8", "run": "moe_0.5Bx8"})
+        for record in rival_runs("tokens_per_s", {"moe": [100.0, 103.0, 97.0]})
+    ]
+    answer = answers(only([*dense, *sparse]))[SPEED]
+    assert answer.text == "dense 1.5B and moe 0.5Bx8: no difference"
+    assert answer.detail.startswith("dense 1.5B: 101; 95 %: ")
 
 
 def test_html_and_markdown_reports_begin_with_the_answers(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.records.record_parts import Window
 from efficientbench.metrics.report.build import markdown
 from efficientbench.metrics.report.html import page as page_module
-from efficientbench.metrics.report.html.page import page
+from efficientbench.metrics.report.html.page import compared, page
+from efficientbench.metrics.report.plots import difference_plots
 from efficientbench.metrics.report.plots.loss_plots import Point, front
 from efficientbench.metrics.report.plots.svg import COLOURS, Look, Scale, numbered
 from efficientbench.metrics.report.report import Report
@@ -84,6 +85,18 @@ def test_the_answers_come_first_and_cautions_are_folded(matrix_page: str) -> Non
     assert cautions.count("<summary>Some steps took much longer than the others") == 1
 
 
+def test_a_wide_plot_moves_alone_on_a_phone_and_its_words_can_be_read(matrix_page: str) -> None:
+    wide = re.findall(r'<figure class="wide">(.*?)</figure>', matrix_page, re.S)
+    assert len(wide) == 5
+    moved = re.compile(r'<figcaption>[^<]*</figcaption><div class="across" tabindex="0"[^>]*><svg .*</svg></div>', re.S)
+    assert all(map(moved.match, wide))
+    least = re.search(r"\.across > svg \{ min-width: (\d+)px; \}", matrix_page)
+    smallest = re.search(r"svg \.value \{ font-size: ([\d.]+)px; \}", matrix_page)
+    assert least
+    assert smallest
+    assert int(least[1]) / difference_plots.WIDTH * float(smallest[1]) > 9
+
+
 def test_no_plot_of_bars_mixes_sizes(matrix_page: str) -> None:
     begin = matrix_page.index('<section id="metrics">')
     part = matrix_page[begin : matrix_page.index("</section>", begin)]
@@ -142,6 +155,21 @@ def test_the_table_has_all_of_many_runs_and_plots_name_the_omitted_ones() -> Non
     content = page(Report(make_rows([make_record({"run": f"run {place}", "al_s": 0.5}) for place in range(60)])))
     assert "run 59" in content
     assert "The first 48 of 60 runs; the table has all of them." in content
+
+
+def test_the_heading_counts_runs_and_says_how_many_repeats_a_row_has() -> None:
+    repeated = [make_record({"run": "gqa_1.5B", "seed": seed, "status": "completed"}) for seed in (1, 2, 3)]
+    stopped = make_record({"run": "mqa_1.5B", "status": "stopped"})
+    lead = "".join(Parsed(page(Report(make_rows([*repeated, stopped])))).text["p"][:1])
+    assert lead.startswith("4 runs in 2 rows of 1 to 3 repeats (3 completed, 1 stopped) on ")
+    lead = "".join(Parsed(page(Report(make_rows([repeated[0]])))).text["p"][:1])
+    assert lead.startswith("1 run (1 completed) on ")
+
+
+def test_the_heading_marks_sizes_that_are_so_in_name_alone() -> None:
+    records = [make_record({"size": size, "smoke": True, "run": f"gqa_{size}"}) for size in ("0.5B", "1.5B")]
+    assert compared(records) == "gqa at 0.5B (smoke), 1.5B (smoke)"
+    assert compared([make_record({"size": "3B"})]) == "gqa at 3B"
 
 
 def test_a_line_names_a_few_of_many_runs_and_counts_the_rest() -> None:

@@ -78,6 +78,11 @@ def test_the_table_has_the_papers_columns_plus_pcu_and_energy() -> None:
     assert {(row[0], row[1], row[2]) for row in moe.rows} >= {("MoE Model", "0.5B×8", "2"), ("Dense Model", "3B", "–")}
 
 
+def test_a_smoke_model_is_named_with_its_own_parameters() -> None:
+    [table] = paper_tables([cell("gqa", 600.0, 0.1, smoke=True, size="0.5Bx8", parameters=1_048_112)])
+    assert table.rows[0][1] == "1.05M (smoke of 0.5B×8)"
+
+
 @pytest.mark.parametrize("variant", ["gqa", "my_own"])
 def test_runs_without_energy_are_listed_but_not_ranked(variant: str) -> None:
     [table] = paper_tables([make_record({"variant": variant, "perplexity": 8.09})])

@@ -179,3 +179,15 @@ def test_several_runs_named_below_the_output_folder_are_compared_with_the_first(
     (tmp_path / "output" / "other" / "a").mkdir(parents=True)
     refused = " ".join(CliRunner().invoke(app, words).stderr.replace("│", " ").split())
     assert "a: there are output/other/a, output/suite/a: name one by its path" in refused
+
+
+def test_compare_proposes_the_run_with_the_nearest_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for place in ("gqa_0.5B_smoke/seed_1", "mla_0.5B_smoke"):
+        make_record().write(tmp_path / "output" / "suite" / place / "record.json")
+    (tmp_path / "output" / "suite" / "mla_0.5B_smok").mkdir()  # no run
+    for word, near in (("gqa_0.5b_smok", "gqa_0.5B_smoke"), ("output/suite/mla_0.5_smoke", "mla_0.5B_smoke")):
+        done = CliRunner().invoke(app, ["compare", word, "mla_0.5B_smoke"])
+        assert done.exit_code == 2
+        refused = " ".join(done.stderr.replace("│", " ").split())
+        assert f"{word}: there is no such folder; did you mean {near}?" in refused

@@ -14,6 +14,7 @@ from scipy import stats
 from support.metrics_parts import make_record, printed
 
 from efficientbench.metrics.analysis.compare import Comparison, compare
+from efficientbench.metrics.analysis.judging import Judge
 from efficientbench.metrics.analysis.noise import aa_floor, identical_runs, text_noise
 from efficientbench.metrics.analysis.repeats import Group, combine, group_repeats
 from efficientbench.metrics.formulas.ratio import (
@@ -284,9 +285,10 @@ def test_repeats_on_one_text_are_judged_by_clarks_min_f() -> None:
     chance = np.random.default_rng(5)
     text = chance.normal(4, 0.3, 30)
     sides = [
-        [losses_of(seed, kind, text + shift + chance.normal(0, 0.05) + chance.normal(0, 0.2, 30)) for seed in range(3)]
-        for kind, shift in (("gqa", 0.0), ("mla", 0.2))
-    ]
+        [losses_of(first + seed, kind, text + shift + chance.normal(0, 0.05) + chance.normal(0, 0.2, 30))
+         for seed in range(3)]
+        for first, kind, shift in ((0, "gqa", 0.0), (3, "mla", 0.2))
+    ]  # fmt: skip
     (ratio,) = [r for r in compare(*(Group(tuple(side)) for side in sides)).ratios if r.metric == "validation_loss"]
     by_run = [np.log([record.validation_loss for record in side]) for side in sides]
     by_sequence = [np.mean([record.validation_sequence_losses for record in side], axis=0) for side in sides]
@@ -302,6 +304,55 @@ def test_repeats_on_one_text_are_judged_by_clarks_min_f() -> None:
     # Repeats as one row keep what was paired.
     row = combine(Group(tuple(sides[0])))
     assert row.validation_sequence_losses == pytest.approx(by_sequence[0].tolist())
+
+
+def seeded(chance: np.random.Generator, repeats: int, shared: float, ratio: float = 1.0) -> tuple[Group, Group]:
+    """Return two rows of the same seeds, whose losses share what a seed does to both; `shared`: its spread."""
+    of_seed = chance.normal(0, shared, repeats)
+    rows = (np.exp(of_seed + chance.normal(0, 0.003, repeats)) * level for level in (4.0, 4.0 * ratio))
+    first, second = (runs("validation_loss", values, kind) for values, kind in zip(rows, ("gqa", "mla"), strict=True))
+    return first, second
+
+
+def loss_ratio(first: Group, second: Group, **further: Any) -> Ratio:
+    return Judge(first, second, **further).ratio("validation_loss")
+
+
+def test_losses_of_the_same_seeds_are_compared_as_by_scipys_paired_test() -> None:
+    first, second = seeded(np.random.default_rng(1), 4, 0.02, 1.01)
+    logs = [np.log(row.values("validation_loss")) for row in (second, first)]
+    oracle = stats.ttest_rel(*logs)
+    low, high = oracle.confidence_interval(0.95)
+    found = loss_ratio(first, second)
+    assert (found.low, found.high) == pytest.approx((math.exp(low), math.exp(high)), rel=1e-6)
+    assert found.p_value == pytest.approx(oracle.pvalue, rel=1e-5)
+    assert found.basis == "4 repeats, losses paired by seed"
+    text = printed(print_comparison, compare(first, second))
+    assert "Intervals, 95 %, each figure's own: 4 repeats, losses paired by seed; 4 and 4 repeats." in text
+    # Other seeds, another order of the data, and figures of the machine's speed are not paired.
+    unpaired = stats.ttest_ind(*logs, equal_var=False)
+    later = Group(tuple(each.model_copy(update={"seed": each.seed + 9}) for each in second.records))
+    longer = Group(tuple(each.model_copy(update={"global_batch_size": 64}) for each in second.records))
+    ordered = Group(tuple(each.model_copy(update={"data_seed": each.seed + 1}) for each in second.records))
+    for other in (later, longer, ordered):
+        assert loss_ratio(first, other).p_value == pytest.approx(unpaired.pvalue, rel=1e-5)
+    assert Judge(first, second).ratio("tokens_per_s", lambda run: run.validation_loss).basis == "4 and 4 repeats"
+    # A line of three rows has one spread for all.
+    line = (first, second, runs("validation_loss", first.values("validation_loss"), "mqa"))
+    assert loss_ratio(first, second, line=line).basis == "4 and 4 repeats"
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.003, 0.03])
+@pytest.mark.parametrize("repeats", [3, 5])
+def test_intervals_paired_by_seed_cover_the_truth_and_are_narrow(shared: float, repeats: int) -> None:
+    chance, truth = np.random.default_rng(17), 1.004
+    found = [loss_ratio(*seeded(chance, repeats, shared, truth)) for _ in range(400)]
+    covered = sum((each.low or math.inf) <= truth <= (each.high or 0) for each in found)
+    assert stats.binom.ppf(0.001, 400, 0.95) <= covered <= stats.binom.ppf(0.999, 400, 0.95)
+    widths = [math.log((each.high or 0) / (each.low or 1)) for each in found]
+    # That of the runs' own spread, whatever they share.
+    expected = 2 * stats.t.ppf(0.975, repeats - 1) * 0.003 * math.sqrt(2 / repeats)
+    assert math.sqrt(np.mean(np.square(widths))) == pytest.approx(expected, rel=0.1)
 
 
 def alike(chance: np.random.Generator, seed: int, attention: str) -> RunRecord:

@@ -122,6 +122,16 @@ def test_tables_print_the_best_value_and_its_ties_bold(suites: list[Suite]) -> N
     assert len(re.findall(r"(?<!\\)%", text)) == 1  # the comment
 
 
+def test_the_caption_of_smoke_models_has_their_own_parameters(suites: list[Suite]) -> None:
+    sizes = {"mqa": 1_040_000, "gqa": 1_048_112, "mla": 1_097_824, "nsa": 1_060_000}
+    runs = [
+        record.model_copy(update={"smoke": True, "parameters": sizes[record.variant]})
+        for record in rival_runs("tokens_per_s", SPEEDS)
+    ]
+    assert "(smoke). Scaled-down models of 1.04M to 1.10M parameters. On " in latex_tables(make_rows(runs).suites)
+    assert "Scaled-down" not in latex_tables(suites)
+
+
 def test_rows_and_columns_of_plots_are_chosen_by_name(folder: Path) -> None:
     words = ["plot", str(folder), "--only", "gqa_0.5B,mqa_0.5B", "--columns", "tokens_per_s,al_s"]
     done = CliRunner().invoke(app, words)
