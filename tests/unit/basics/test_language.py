@@ -177,6 +177,39 @@ def test_a_mistake_with_values_and_a_remedy_is_told_in_chinese(english: str, chi
     assert in_chinese(english) == chinese
 
 
+@pytest.mark.parametrize(
+    ("answer", "chinese"),
+    [
+        (
+            "Fastest, tokens/s: a_50M and b_50M: no difference; 2,193 to 2,200; 95 %: -1.0% to +2.0%; 3 and 3 runs; "
+            "1.5% apart at this spread takes 12 repeats",
+            "最快，tokens/s：a_50M and b_50M：没有差别；2,193 至 2,200；95 %：-1.0% 至 +2.0%；3 与 3 个运行；"
+            "在此离散程度下区分 1.5% 需要重复 12 次",
+        ),
+        (
+            "Fastest, tokens/s: a: 2,193; 12.0% more than b (95 %: 8.0% to 14.0%; 3 and 3 runs), and than c by more; "
+            "1.5% apart at this spread takes above 1000 repeats",
+            "最快，tokens/s：a: 2,193；比 b 多 12.0%（95 %：8.0% 至 14.0%；3 与 3 个运行），比 c 更多；"
+            "在此离散程度下区分 1.5% 需要重复超过 1000 次",
+        ),
+        (
+            "Lowest validation loss: a: 3.1; no verdict against b; a 1.0% less than c (3 and 3 runs)",
+            "验证损失最低：a: 3.1；对 b 不下结论；a 比 c 少 1.0%（3 与 3 个运行）",
+        ),
+        (
+            "Beaten by no other row in tokens/s, val loss together: a (figures as they stand).",
+            "在 tokens/s, val loss 上没有被其他行全面超过：a（按数字本身）。",
+        ),
+        (
+            "Models of different cost: a has 4.0% more parameters and 3.0% fewer training FLOPs per token than b.",
+            "代价不同的模型：a 参数多 4.0%、每个 token 的训练 FLOPs 少 3.0%，相对于 b。",
+        ),
+    ],
+)
+def test_a_reports_answer_is_told_in_chinese(answer: str, chinese: str) -> None:
+    assert in_chinese(answer) == chinese
+
+
 def test_a_plan_is_told_in_chinese(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
     shown = CliRunner().invoke(app, ["plan", "gqa_0.5B"]).output
