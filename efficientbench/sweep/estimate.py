@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from efficientbench.architecture.variant import UndeclaredError
 from efficientbench.basics.errors import MetricsError
 from efficientbench.config.training import Recompute
+from efficientbench.costs.matrices import muon_flops
 from efficientbench.costs.model import flops_per_token
+from efficientbench.metrics.analysis.conditions import optimizer_of
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.sensors.hardware import peak_flops
 from efficientbench.planning.basis import basis
@@ -76,11 +78,15 @@ def _same(records: Sequence[RunRecord], device: str) -> list[RunRecord]:
 
 def _time_s(plan: Plan, machine: Machine, same: Sequence[RunRecord], cores: float) -> tuple[float | None, float, str]:
     """Return the time of all steps and of the rest, and where they are from."""
-    flops = plan.flops.training_hardware * plan.budget.tokens
+    flops: float = plan.flops.training_hardware * plan.budget.tokens
     devices = 1 if machine.shared else plan.layout.world_size
     alike = [each for each in same if each.dtype == plan.config.training.dtype]
+    by_optimizer = [each for each in alike if optimizer_of(each) == plan.config.training.optimizer]
+    if not by_optimizer and plan.config.training.optimizer == "muon":
+        # The records' rates have no products of its updates.
+        flops += muon_flops(plan.config, plan.layout) * plan.layout.world_size * plan.budget.steps
     if alike:
-        nearest = min(alike, key=lambda each: _distance(each, plan))
+        nearest = min(by_optimizer or alike, key=lambda each: _distance(each, plan))
         rate = (nearest.tokens_per_s or 0.0) * _hardware_flops(nearest, plan) / nearest.devices
         around_s = statistics.median(_around_s(each) for each in alike)
         source = f"FLOP/s per device of the record nearest in size, start and evaluation as in {len(alike)} records"

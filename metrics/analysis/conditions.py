@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from efficientbench.basics.counted import number_of
 from efficientbench.metrics.analysis.repeats import dotted, flat
 from efficientbench.metrics.formulas.device_use import CLOCKS_SET, DeviceConditions, MachineConditions
 from efficientbench.metrics.records.record import RunRecord
@@ -45,7 +46,11 @@ def _tokens(record: RunRecord) -> str:
     # Rounded to a percent, since each seed packs conversations in another order.
     learned = record.supervised_tokens
     share = "" if learned in (None, record.tokens) else f", {learned / record.tokens:.0%} of them supervised,"
-    return f"{record.tokens:,}{share} in {record.steps_measured:,} measured steps"
+    if record.tokens_trained is None:
+        return f"{record.tokens:,}{share} in {record.steps_measured:,} measured steps"
+    # All tokens, since a run that was resumed, or that began as a branch, measures its last steps alone.
+    warmup = record.section("measurement").get("warmup_steps")
+    return f"{record.tokens_trained:,}{share} trained on" + (f", {number_of(warmup, 'step')} of warm-up" if warmup else "")
 
 
 def _data(record: RunRecord) -> str:

@@ -203,7 +203,10 @@ def _length(record: RunRecord) -> list[float | None]:
     if record.time_limit_s is not None:
         return [record.time_limit_s]
     # Each seed of a fine-tuning draws examples of different lengths.
-    return [None if record.finetuning else record.tokens, record.steps_measured]
+    if record.finetuning or record.tokens_trained is None:
+        return [None if record.finetuning else record.tokens, record.steps_measured]
+    # A run that was resumed measures its last steps alone.
+    return [record.tokens_trained]
 
 
 def _counted_flops(record: RunRecord) -> float | None:

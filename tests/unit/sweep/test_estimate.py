@@ -6,6 +6,7 @@ import pytest
 from support.metrics_parts import make_record
 
 from efficientbench.config.load import resolve
+from efficientbench.costs.matrices import muon_flops
 from efficientbench.metrics.records.record_parts import Reinforcement
 from efficientbench.metrics.sensors.hardware import device_rates
 from efficientbench.planning.efficiency import reached
@@ -68,6 +69,23 @@ def test_an_estimate_uses_records_of_the_same_device() -> None:
     later = make_record({**facts, "duration_s": 27.5})
     longer = estimate(plan(), machine("a CPU", None), [later], cores=4)
     assert longer.time_s == pytest.approx(plan().budget.tokens / 1000.0 + 20)
+
+
+def test_muons_products_take_time_beyond_rates_of_other_optimizers() -> None:
+    muon = plan_anywhere(resolve("gqa_0.5B", True, ["training.optimizer=muon"]))
+    flops = muon.flops.training_hardware * muon.budget.tokens
+    updates = muon_flops(muon.config, muon.layout) * muon.budget.steps
+    assert updates > 0.1 * flops
+    assumed = estimate(muon, machine("a CPU", None), [], cores=4)
+    assert assumed.time_s == pytest.approx((flops + updates) / (4 * ASSUMED_CORE_FLOPS) + ASSUMED_START_S)
+    facts = {"device_name": "a CPU", "dtype": "fp32", "devices": 1, "tokens_per_s": 1000.0}
+    facts |= {"flops_per_token": float(muon.flops.training), "al_s": 0.5, "steps_measured": 10, "duration_s": 5.0}
+    adamw, same = (make_record({**facts, "config": {"training": {"optimizer": name}}}) for name in ("adamw", "muon"))
+    by_others = estimate(muon, machine("a CPU", None), [adamw], cores=4)
+    assert by_others.time_s == pytest.approx(muon.budget.tokens / 1000.0 * (1 + updates / flops))
+    # A rate of Muon's has the products already.
+    known = estimate(muon, machine("a CPU", None), [adamw, same], cores=4)
+    assert known.time_s == pytest.approx(muon.budget.tokens / 1000.0)
 
 
 def test_an_estimate_counts_recomputation_once() -> None:

@@ -129,6 +129,25 @@ def test_different_conditions_are_named_and_refused_unless_allowed(figures: dict
     assert [difference.condition for difference in compare(first, second, [condition]).despite] == [condition]
 
 
+@pytest.mark.parametrize(
+    ("resumed", "init"), [([65], {}), ([], {"init": {"state": "everything", "run": "trunk", "step": 65}})]
+)
+def test_all_tokens_of_a_run_that_measures_its_last_steps_alone_are_its_length(
+    resumed: list[int], init: dict[str, Any]
+) -> None:
+    config = {**run_of().config, "measurement": {"warmup_steps": 1}}
+    whole = group_of(run_of(config=config, tokens=990, steps_measured=99, tokens_trained=1000))
+
+    def late(tokens_trained: int) -> Group:
+        measured = {"tokens": 300, "steps_measured": 30, "resumed_after_steps": resumed}
+        return group_of(run_of(config=config | init, tokens_trained=tokens_trained, **measured))
+
+    found = compare(whole, late(1000), list(init))
+    assert [difference.condition for difference in found.despite] == list(init)
+    with pytest.raises(MetricsError, match="tokens: 1,000 trained on, 1 step of warm-up against 900 trained on"):
+        compare(whole, late(900), list(init))
+
+
 def test_overlap_is_a_condition_where_replicas_communicate() -> None:
     """A single device sends nothing, and records older than the key communicated without overlap."""
 

@@ -132,6 +132,14 @@ def test_copies_are_no_repeats(same: dict[str, object], why: str, tmp_path: Path
     assert line in (tmp_path / "report.md").read_text()
 
 
+def test_a_run_that_was_resumed_repeats_those_that_were_not() -> None:
+    whole, other = (repeat(seed, 1.0, 4.0, tokens=990, steps_measured=99, tokens_trained=1000) for seed in (1, 2))
+    last = {"tokens": 300, "steps_measured": 30, "resumed_after_steps": [65], "tokens_trained": 1000}
+    assert [group.name for group in group_repeats([whole, other, repeat(3, 1.0, 4.0, **last)])] == ["gqa_1.5B"]
+    shorter = repeat(3, 1.0, 4.0, **last | {"tokens_trained": 900})
+    assert len(group_repeats([whole, other, shorter])) == 2
+
+
 def test_runs_that_are_equal_to_the_last_bit_show_no_noise() -> None:
     given = {"peak_memory_device_bytes": 10, "energy_j_per_token": 1.0}
     first, second = (
