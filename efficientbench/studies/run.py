@@ -15,7 +15,7 @@ from efficientbench.studies.cells import RISE, LadderPlan, check_text
 from efficientbench.studies.runs import MatchLeft, Study, StudyRun
 from efficientbench.studies.search import Searched, keep_slope, search
 from efficientbench.studies.target_costs import costs_at_target
-from efficientbench.studies.tasks import OTHER, Planned, StudyTask, record_of, remove_marked, without_gone
+from efficientbench.studies.tasks import OTHER, Planned, StudyTask, other_values, record_of, remove_marked, without_gone
 from efficientbench.sweep.queue import Queue
 from efficientbench.sweep.scheduler import Manner
 from efficientbench.sweep.sweep import run_tasks, tell_ends
@@ -139,7 +139,9 @@ def found_study(
 ) -> Study:
     """Return a study as it is on disk."""
     searched = search(plan)
-    runs = tuple(_study_run(run, searched.rates.get((run.variant, run.cell.size))) for run in plan.runs(searched.rates))
+    planned = plan.runs(searched.rates)
+    runs = tuple(_study_run(run, searched.rates.get((run.variant, run.cell.size))) for run in planned)
+    otherwise = [of.task for of, run in zip(planned, runs, strict=True) if (run.reason or "").startswith(OTHER)]
     devices = [run.record.device_name for run in runs if run.record is not None]
     return Study(
         name,
@@ -155,6 +157,7 @@ def found_study(
         devices[0] if devices else None,
         price_per_hour,
         served_tokens,
+        {key: value for task in otherwise for key, value in other_values(task).items()},
     )
 
 
