@@ -18,7 +18,15 @@ from efficientbench.metrics.records.figure import ENERGY_UNITS, count, scaled
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.planning.bill import HOUR_S, Bill, first_line
 from efficientbench.planning.table import ABSENT, plain_table, print_lines
-from efficientbench.studies.cells import LadderPlan, Models, cell_of, models_of, plan_ladder, study_overrides
+from efficientbench.studies.cells import (
+    LadderPlan,
+    Models,
+    cell_of,
+    models_of,
+    plan_ladder,
+    study_overrides,
+    unreadable_text,
+)
 from efficientbench.studies.effects import Prior, fitted_to, seed_noise
 from efficientbench.studies.further import TRUNK_SHARE
 from efficientbench.studies.ladder import LEAST_SIZES, Ladder
@@ -113,6 +121,8 @@ def print_forecast(plan: LadderPlan, study: Study, console: Console) -> None:
     print_lines(
         console, [*lines, _disk(plan, planned, at_once), *_matched(study), *_precision(plan, study), *replaced(plan)]
     )
+    if unreadable := unreadable_text(plan):
+        print_lines(console, [unreadable])
 
 
 def _title(plan: LadderPlan) -> str:
