@@ -243,6 +243,12 @@ def quote(answer: Answer, found: Findings) -> str:
     else:
         shares = ", ".join(f"{name} {chance(chances[name])}" for name in found.verdict.best.possible)
         told = f"the best cannot be told (probability of the lowest loss: {shares})"
+    if all(each.difference is None for each in found.noise):
+        least, most = found.prior.noise[0], found.prior.noise[-1]
+        told += (
+            f", if the noise between runs is that of the prior, a standard deviation of {least:.2g} to {most:.2g} "
+            "nats: with one seed it was not measured"
+        )
     reach = (
         f"The target is {_reach(answer, found):.1f} times the largest size trained, and the fit is edition "
         f"{answer.edition} of EfficientBench's study."

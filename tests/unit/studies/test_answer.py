@@ -292,6 +292,15 @@ def test_one_seed_and_what_could_not_be_fitted_are_said() -> None:
     ]
 
 
+def test_the_quote_of_one_seed_says_that_the_noise_was_not_measured(named: Answer) -> None:
+    told = _text(_part(answer(study(CLEAR, seeds=1)), "quote"))
+    assert (
+        ", if the noise between runs is that of the prior, a standard deviation of 0.0008 to 0.01 nats: with one seed "
+        "it was not measured. The target is 4.3 times"
+    ) in told
+    assert "not measured" not in _text(_part(named, "quote"))
+
+
 def test_rates_at_an_end_are_said(clear: Study) -> None:
     assert of_plan(replace(clear, searches={("mla", "50M"): {1.5e-3: 5.9, 3e-3: 5.8, 6e-3: 5.7}})) == [
         "The lowest loss lies at an end of the rates that were tried: mla_50M (0.0015 to 0.006). A variant with a "
