@@ -18,6 +18,7 @@ from efficientbench.metrics.records.figure import ENERGY_UNITS, count, scaled
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.planning.bill import HOUR_S, Bill, first_line
 from efficientbench.planning.table import ABSENT, plain_table, print_lines
+from efficientbench.planning.vocabulary import is_given, with_vocabulary
 from efficientbench.studies.cells import (
     LadderPlan,
     Models,
@@ -40,7 +41,7 @@ from efficientbench.studies.tasks import Planned
 from efficientbench.studies.words import hours_text, percent
 from efficientbench.sweep.dry_run import bill_of
 from efficientbench.sweep.machine import Machine, slots
-from efficientbench.sweep.selection import Request
+from efficientbench.sweep.selection import Request, chosen_combinations
 from efficientbench.sweep.sweep import records_in
 
 SEARCHED = len(first_rates(1.0))
@@ -118,6 +119,7 @@ def print_forecast(plan: LadderPlan, study: Study, console: Console) -> None:
     lines = [told + ("; the first line is of what is left" if any(done) else "")]
     sources = dict.fromkeys(source for each in every for source in each.sources)
     lines += [f"{ABSENT} {source}" if source.startswith("energy: no record") else source for source in sources]
+    lines += _grown(plan)
     print_lines(
         console, [*lines, _disk(plan, planned, at_once), *_matched(study), *_precision(plan, study), *replaced(plan)]
     )
@@ -132,6 +134,14 @@ def _title(plan: LadderPlan) -> str:
         f"{', '.join(section.ordered)} at {section.target.size}, {count(plan.target.tokens)} tokens; "
         f"{ratios} tokens per parameter, seeds: {section.seeds}"
     )
+
+
+def _grown(plan: LadderPlan) -> list[str]:
+    """Return how much the vocabulary of the text makes the smallest model larger than its size says, if it does."""
+    name = f"{plan.section.baseline}_{plan.section.sizes[0]}"
+    (smallest,) = chosen_combinations(replace(plan.request, only=(name,)))
+    grown = with_vocabulary(smallest.config, is_given(smallest.overrides))[1]
+    return [] if grown is None else [f"{name}: {grown}"]
 
 
 def _searches(plan: LadderPlan, study: Study, size: str) -> list[tuple[Planned, bool]]:

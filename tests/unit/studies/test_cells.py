@@ -349,6 +349,19 @@ def test_a_forecast_gives_a_run_its_part_of_the_cores_and_its_own_start(
     assert hours[4, 3600.0] == pytest.approx(hours[4, 0.0] + 12, rel=0.01)
 
 
+def test_a_forecast_says_once_how_the_vocabulary_of_the_text_makes_the_models_larger(tmp_path: Path) -> None:
+    keys = (f"output={tmp_path}/suite", "data.trained_vocab_size=1000")
+    question = Question(write_study(tmp_path / "mine.yaml"), overrides=keys)
+    lines = [line for line in _forecast(planned(question, CPU, 1, dry_run=True)).splitlines() if "vocab_size" in line]
+    assert len(lines) == 1
+    assert re.fullmatch(
+        r"gqa_8k: model\.vocab_size=1000 instead of 264, as data\.trained_vocab_size has; the model has [\d,]+ "
+        r"parameters instead of [\d,]+, [\d.]+ times",
+        lines[0],
+    )
+    assert "vocab_size" not in _forecast(planned(replace(question, overrides=keys[:1]), CPU, 1, dry_run=True))
+
+
 def test_a_forecast_takes_the_noise_of_the_seeds_that_are_trained(plan_of: Planner) -> None:
     rates = {name: dict.fromkeys(("8k", "16k", "32k"), 0.003) for name in ("gqa", "mla")}
     plan = plan_of(learning_rate=rates, seeds=2)
