@@ -53,7 +53,20 @@ FEW = {"size": "400k", "tokens_per_parameter": 4}
         ({"learning_rate": 3e-3}, "study: learning_rate: '0.003' is neither {at: [50M, 125M], start: 3.0e-3}, or the"),
         ({"learning_rate": {"start": -1}}, "study: learning_rate: start: Input should be greater than 0"),
         ({"learning_rate": {"gqa": {"8k": "no"}}}, "study: learning_rate: gqa: 8k: Input should be a valid number"),
-        ({"sedes": 3}, "study: sedes: Extra inputs are not permitted"),
+        ({"sedes": 3}, "study: sedes: unknown key; did you mean seeds?"),
+        ({"trunk": False}, "study: trunk: unknown key; did you mean trunks?"),
+        ({"xyz": 3}, "study: xyz: unknown key; the keys are variants, baseline, sizes, "),
+        ({"target": {"size": "64k", "tokens": 3}}, "study: target: tokens: unknown key; the keys are size, "),
+        (
+            {"learning_rate": {"at": ["8k", "16k"], "strat": 1}},
+            "study: learning_rate: strat: unknown key; did you mean",
+        ),
+        (
+            {"learning_rate": {"fixed": {"gqa": {"8k": 1e-3}}}},
+            "study: learning_rate: 'fixed' is no variant with a rate for each size: write {at: [50M, 125M], start: "
+            "3.0e-3}, or the rate of each variant and size: {gqa: {50M: 3.0e-3}}",
+        ),
+        ({"learning_rate": {"gqa": 1e-3}}, "study: learning_rate: 'gqa' is no variant with a rate for each size"),
     ],
 )
 def test_a_wrong_section_is_refused_by_its_word(tmp_path: Path, words: dict[str, Any], message: str) -> None:
@@ -156,6 +169,25 @@ def test_a_file_without_variants_says_what_a_study_needs(tmp_path: Path, content
     with pytest.raises(ConfigError) as told:
         Question(file).words()
     assert str(told.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("studdy", "mine.yaml: studdy: unknown key; did you mean study?"),
+        (
+            "data",
+            "mine.yaml: data: unknown key; the keys are sizes, variants, adjusted, smoke, suites, further, study, "
+            "beside; a run's keys stand in a size or a variant, or in the command, like data.path=PATH",
+        ),
+    ],
+)
+def test_an_unknown_key_of_a_file_is_answered_by_the_key_that_was_meant(key: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump({"sizes": {}, key: {"variants": ["gqa", "mla"]}}), encoding="utf-8")
+    with pytest.raises(ConfigError) as told:
+        Question(file).words()
+    assert str(told.value) == message
 
 
 def test_a_run_that_its_file_cannot_make_is_named(tmp_path: Path) -> None:
