@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from efficientbench.basics.errors import ConfigError
 from efficientbench.cli.app import app
+from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.costs.model import flops_per_token
 from efficientbench.studies.forecast import within_budget
@@ -188,6 +189,13 @@ def test_an_unknown_key_of_a_file_is_answered_by_the_key_that_was_meant(key: str
     with pytest.raises(ConfigError) as told:
         Question(file).words()
     assert str(told.value) == message
+
+
+def test_a_variant_may_be_called_as_the_word_that_unsets_a_key(tmp_path: Path) -> None:
+    file = write_study(tmp_path / "mine.yaml", variants=["none", "gqa"], baseline="none")
+    plan = planned(Question(file, overrides=(f"output={tmp_path}/suite",)), CPU, 1, dry_run=True)
+    assert plan.models["gqa", "8k"].config.match_to == "none"
+    assert resolve("gqa_8k", overrides=["match_to=null"], matrix_file=file).match_to is None
 
 
 def test_a_run_that_its_file_cannot_make_is_named(tmp_path: Path) -> None:
