@@ -253,12 +253,16 @@ def within_budget(
         hours = sum(rates[size].of(units, len(ratios)) for size in ladder) * seeds
         hours += sum(rates[size].of(SEARCHED * min(ratios), SEARCHED) for size in ladder[:2])
         if math.isnan(hours):
-            raise ConfigError(f"--budget: no time is known for a run on {machine.name}: {why}")
+            continue  # a size that does not fit, or all where the machine's rate is not known
         if hours <= device_hours:
             return section_of({**words, "sizes": ladder, "tokens_per_parameter": ratios, "seeds": seeds}, matrix)
         costs[hours] = f"{len(ladder)} sizes, {len(ratios)} budgets, {seeds} seeds"
-    if not costs:
+    if not reach:
         raise ConfigError(f"--budget: no size below {probe.target.size} is within {REACH} times of it")
+    if not costs:
+        # Of what would help a run, a study refuses this.
+        why = why.replace(" --smoke;", "")
+        raise ConfigError(f"--budget: no time is known for a run on {machine.name}: {why}")
     least = min(costs)
     raise ConfigError(
         f"--budget: {device_hours:g} device-hours: the least ladder of these variants ({costs[least]}) takes "

@@ -128,6 +128,16 @@ def test_a_ladder_that_cannot_tell_is_refused(
         (["gqa,mla"], "study: target: is missing: what to decide, like --target 1.5B@20x"),
         (["gqa,mla", "--target", "@20x"], "--target: '@20x' is no size at tokens per parameter"),
         (["/no/such.yaml"], "/no/such.yaml is missing"),
+        # 13B does not fit there, and smaller sizes are within reach.
+        (
+            ["gqa,mla", "--target", "32B@20x", "--budget", "9 device-hours", "--dry-run", "--device", "H100 SXM"],
+            "--budget: 9 device-hours: the least ladder of these variants (3 sizes, 2 budgets, 2 seeds) takes ",
+        ),
+        (
+            ["gqa,mla", "--target", "32B@20x", "--budget", "9 device-hours", "--dry-run", "--device", "H100 SXM"]
+            + ["training.seq_len=131072"],
+            "GB); what would help: training.recompute=full",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_refused(words: list[str], message: str) -> None:
