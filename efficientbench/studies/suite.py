@@ -178,7 +178,8 @@ def _searches(rates: object) -> bool:
 def _line(place: tuple[int | str, ...], message: str) -> str:
     where = "".join(f"{each}: " for each in place if isinstance(each, str) and "[" not in each and each != "Search")
     if message == "Extra inputs are not permitted":
-        keys = {"target": Target, "learning_rate": Search}.get(str(place[0]), StudySection).model_fields
+        parts: dict[str, type[Part]] = {"target": Target, "learning_rate": Search}
+        keys = parts.get(str(place[0]), StudySection).model_fields
         hint = did_you_mean(str(place[-1]), keys, f"the keys are {', '.join(keys)}")
         message = f"unknown key; {hint}"
     told = MISSING.get(str(place[0]), message) if message == "Field required" and len(place) == 1 else message
