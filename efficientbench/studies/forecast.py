@@ -115,7 +115,8 @@ def print_forecast(plan: LadderPlan, study: Study, console: Console) -> None:
         table.add_row(kind, size, count(sizes[size]), *_cells(of_row))
     table.add_row("all", "", "", *_cells(every))
     console.print(table)
-    told = f"{sum(trained)} of {len(trained)} runs of the cells are trained; a search tries {SEARCHED} to {MOST} rates"
+    told = f"{sum(trained)} of {len(trained)} runs of the cells are trained"
+    told += f"; a search tries {SEARCHED} to {MOST} rates" if plan.section.search_sizes else ""
     lines = [told + ("; the first line is of what is left" if any(done) else "")]
     sources = dict.fromkeys(source for each in every for source in each.sources)
     lines += [f"{ABSENT} {source}" if source.startswith("energy: no record") else source for source in sources]

@@ -22,7 +22,7 @@ from efficientbench.studies.findings import noises
 from efficientbench.studies.further import Extra, Further, SmallerTarget
 from efficientbench.studies.ladder import Cell
 from efficientbench.studies.law import HeldOut
-from efficientbench.studies.page import markdown, parts, verdict
+from efficientbench.studies.page import markdown, parts, summary, verdict
 from efficientbench.studies.runs import MatchLeft, Study
 from efficientbench.studies.target_costs import CACHE, SERVING, costs_of
 from efficientbench.studies.verdict import Standing
@@ -66,6 +66,9 @@ def _text(part: Part) -> str:
 
 def test_a_clear_lead_is_named_with_its_interval_and_what_it_saves(named: Answer) -> None:
     assert named.complete == 81
+    assert summary(named).startswith("mine.yaml: 81 runs of 81, 3 seeds")
+    one = replace(named, runs=(named.runs[0], *(replace(run, state="missing") for run in named.runs[1:])))
+    assert summary(one).startswith("mine.yaml: 1 run of 81, 3 seeds")
     assert named.cautions == ()
     found = named.findings
     assert found is not None

@@ -366,6 +366,7 @@ def test_a_forecast_takes_the_noise_of_the_seeds_that_are_trained(plan_of: Plann
     rates = {name: dict.fromkeys(("8k", "16k", "32k"), 0.003) for name in ("gqa", "mla")}
     plan = plan_of(learning_rate=rates, seeds=2)
     before = _forecast(plan)
+    assert "0 of 24 runs of the cells are trained\n" in before, "given rates are not searched"
     assert "if equal runs lie 0.0014 nats apart (standard deviation), as published ones of 124M parameters do" in before
     chance = random.Random(0)
     for run in plan.runs(search(plan).rates):
