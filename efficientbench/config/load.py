@@ -55,6 +55,7 @@ def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = (), matri
     keys = settable_keys()
     values: Overlay = {}
     problems: list[str] = []
+    variants = matrix.of(run).variants
     for override in overrides:
         ours, answer = spelled(override, TRAINING)
         key, separator, text = ours.partition("=")
@@ -64,6 +65,9 @@ def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = (), matri
             problems.append(f"{_shown(override)}: an override is written key=value, like training.seq_len=1024")
         elif (field := _field(key, keys)) is None:
             problems.append(unknown_key(key, keys))
+        elif key == "match_to" and text in variants:
+            # A variant may have a name that otherwise unsets a key.
+            values[key] = text
         else:
             try:
                 values[key] = parse(key, text, field)

@@ -273,5 +273,18 @@ def load_yaml(path: Path, form: type[Any]) -> Any:
     try:
         return form.model_validate(content)
     except ValidationError as error:
-        lines = [f"{path.name}: {'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+        lines, found = [], [(each["type"], each["loc"], each["msg"]) for each in error.errors()]
+        strange = any(kind == "extra_forbidden" and len(place) == 1 for kind, place, _ in found)
+        for kind, place, told in found:
+            if len(place) == 1 and strange and kind == "missing":
+                continue  # it is there, with a mistake in its name, or not needed beside what is
+            where = ".".join(map(str, place))
+            if len(place) == 1 and kind == "extra_forbidden":
+                told = f"unknown key; {did_you_mean(where, form.model_fields, _keys_of(form))}"
+            lines.append(f"{path.name}: {where}: {told}")
         raise ConfigError(lines) from None
+
+
+def _keys_of(form: type[Any]) -> str:
+    runs = "; a run's keys stand in a size or a variant, or in the command, like data.path=PATH"
+    return f"the keys are {', '.join(form.model_fields)}{runs if form is Matrix else ''}"

@@ -72,12 +72,11 @@ def _noisy(ladder: Ladder) -> list[str]:
 
 
 def _incomplete(study: Study) -> list[str]:
-    complete = sum(run.state == "complete" for run in study.runs)
-    if complete == len(study.runs):
+    if study.complete == len(study.runs):
         return []
     states = [run.state for run in study.runs]
     rest = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states) if state != "complete")
-    return [f"Of {len(states)} runs {complete} are complete ({rest}); the answer is of these alone."]
+    return [f"Of {len(states)} runs {study.complete} are complete ({rest}); the answer is of these alone."]
 
 
 def _unmatched(study: Study) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from efficientbench.architecture.variant import UndeclaredError
-from efficientbench.basics.errors import ConfigError
+from efficientbench.basics.errors import ConfigError, DataError
 from efficientbench.config.budget import wanted_tokens
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.schema import RunConfig
@@ -23,7 +23,7 @@ from efficientbench.metrics.analysis.repeats import dotted
 from efficientbench.metrics.formulas.definitions import MOST_EPOCHS
 from efficientbench.metrics.records.figure import count
 from efficientbench.planning.plan import hidden
-from efficientbench.planning.text import text_budget, tokenized
+from efficientbench.planning.text import text_budget, text_of, tokenized
 from efficientbench.studies.ladder import Cell
 from efficientbench.studies.suite import REACH, StudySection
 from efficientbench.studies.tasks import Planned, StudyTask, grown
@@ -265,6 +265,17 @@ def check_text(plan: LadderPlan, epochs_per_token: float | None = None) -> None:
     ]
     if problems:
         raise ConfigError(problems)
+
+
+def unreadable_text(plan: LadderPlan) -> str | None:
+    """Return why the text of a study cannot be read; None where it can, or where no run has a plan."""
+    plans = {run.cell.size: run.task.plan for run in plan.runs({})}
+    for each in filter(None, plans.values()):
+        try:
+            text_of(each)
+        except DataError as error:
+            return f"data.path: {error}"
+    return None
 
 
 def _check_reach(plan: LadderPlan) -> None:

@@ -18,7 +18,16 @@ from efficientbench.metrics.records.figure import ENERGY_UNITS, count, scaled
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.planning.bill import HOUR_S, Bill, first_line
 from efficientbench.planning.table import ABSENT, plain_table, print_lines
-from efficientbench.studies.cells import LadderPlan, Models, cell_of, models_of, plan_ladder, study_overrides
+from efficientbench.planning.vocabulary import is_given, with_vocabulary
+from efficientbench.studies.cells import (
+    LadderPlan,
+    Models,
+    cell_of,
+    models_of,
+    plan_ladder,
+    study_overrides,
+    unreadable_text,
+)
 from efficientbench.studies.effects import Prior, fitted_to, seed_noise
 from efficientbench.studies.further import TRUNK_SHARE
 from efficientbench.studies.ladder import LEAST_SIZES, Ladder
@@ -32,7 +41,7 @@ from efficientbench.studies.tasks import Planned
 from efficientbench.studies.words import hours_text, percent
 from efficientbench.sweep.dry_run import bill_of
 from efficientbench.sweep.machine import Machine, slots
-from efficientbench.sweep.selection import Request
+from efficientbench.sweep.selection import Request, chosen_combinations
 from efficientbench.sweep.sweep import records_in
 
 SEARCHED = len(first_rates(1.0))
@@ -106,13 +115,17 @@ def print_forecast(plan: LadderPlan, study: Study, console: Console) -> None:
         table.add_row(kind, size, count(sizes[size]), *_cells(of_row))
     table.add_row("all", "", "", *_cells(every))
     console.print(table)
-    told = f"{sum(trained)} of {len(trained)} runs of the cells are trained; a search tries {SEARCHED} to {MOST} rates"
+    told = f"{sum(trained)} of {len(trained)} runs of the cells are trained"
+    told += f"; a search tries {SEARCHED} to {MOST} rates" if plan.section.search_sizes else ""
     lines = [told + ("; the first line is of what is left" if any(done) else "")]
     sources = dict.fromkeys(source for each in every for source in each.sources)
     lines += [f"{ABSENT} {source}" if source.startswith("energy: no record") else source for source in sources]
+    lines += _grown(plan)
     print_lines(
         console, [*lines, _disk(plan, planned, at_once), *_matched(study), *_precision(plan, study), *replaced(plan)]
     )
+    if unreadable := unreadable_text(plan):
+        print_lines(console, [unreadable])
 
 
 def _title(plan: LadderPlan) -> str:
@@ -122,6 +135,14 @@ def _title(plan: LadderPlan) -> str:
         f"{', '.join(section.ordered)} at {section.target.size}, {count(plan.target.tokens)} tokens; "
         f"{ratios} tokens per parameter, seeds: {section.seeds}"
     )
+
+
+def _grown(plan: LadderPlan) -> list[str]:
+    """Return how much the vocabulary of the text makes the smallest model larger than its size says, if it does."""
+    name = f"{plan.section.baseline}_{plan.section.sizes[0]}"
+    (smallest,) = chosen_combinations(replace(plan.request, only=(name,)))
+    grown = with_vocabulary(smallest.config, is_given(smallest.overrides))[1]
+    return [] if grown is None else [f"{name}: {grown}"]
 
 
 def _searches(plan: LadderPlan, study: Study, size: str) -> list[tuple[Planned, bool]]:
@@ -233,12 +254,16 @@ def within_budget(
         hours = sum(rates[size].of(units, len(ratios)) for size in ladder) * seeds
         hours += sum(rates[size].of(SEARCHED * min(ratios), SEARCHED) for size in ladder[:2])
         if math.isnan(hours):
-            raise ConfigError(f"--budget: no time is known for a run on {machine.name}: {why}")
+            continue  # a size that does not fit, or all where the machine's rate is not known
         if hours <= device_hours:
             return section_of({**words, "sizes": ladder, "tokens_per_parameter": ratios, "seeds": seeds}, matrix)
         costs[hours] = f"{len(ladder)} sizes, {len(ratios)} budgets, {seeds} seeds"
-    if not costs:
+    if not reach:
         raise ConfigError(f"--budget: no size below {probe.target.size} is within {REACH} times of it")
+    if not costs:
+        # Of what would help a run, a study refuses this.
+        why = why.replace(" --smoke;", "")
+        raise ConfigError(f"--budget: no time is known for a run on {machine.name}: {why}")
     least = min(costs)
     raise ConfigError(
         f"--budget: {device_hours:g} device-hours: the least ladder of these variants ({costs[least]}) takes "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
+from efficientbench.basics.counted import number_of
 from efficientbench.metrics.report.table import ABSENT, Table, escape, markdown_table, print_wide_table
 from efficientbench.studies import methods
 from efficientbench.studies.answer import Answer, Findings
@@ -39,9 +40,9 @@ def title(answer: Answer) -> str:
 
 def summary(answer: Answer) -> str:
     """Return how much of the study there is."""
-    seeds = answer.section.seeds
+    complete, seeds = number_of(answer.complete, "run"), number_of(answer.section.seeds, "seed")
     where = f", {answer.device_name}" if answer.device_name else ""
-    return f"{answer.name}: {answer.complete} runs of {len(answer.runs)}, {seeds} seed{'s' if seeds > 1 else ''}{where}"
+    return f"{answer.name}: {complete} of {len(answer.runs)}, {seeds}{where}"
 
 
 def parts(answer: Answer) -> list[Part]:
@@ -243,6 +244,12 @@ def quote(answer: Answer, found: Findings) -> str:
     else:
         shares = ", ".join(f"{name} {chance(chances[name])}" for name in found.verdict.best.possible)
         told = f"the best cannot be told (probability of the lowest loss: {shares})"
+    if all(each.difference is None for each in found.noise):
+        least, most = found.prior.noise[0], found.prior.noise[-1]
+        told += (
+            f", if the noise between runs is that of the prior, a standard deviation of {least:.2g} to {most:.2g} "
+            "nats: with one seed it was not measured"
+        )
     reach = (
         f"The target is {_reach(answer, found):.1f} times the largest size trained, and the fit is edition "
         f"{answer.edition} of EfficientBench's study."

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from efficientbench.basics.counted import number_of
+from efficientbench.basics.errors import ConfigError
+from efficientbench.basics.foreign import read_whole
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.figure import count
 from efficientbench.metrics.report.html.page import rendered
@@ -15,7 +20,9 @@ from efficientbench.metrics.report.plots.line_plots import Line, Point, plot_lin
 from efficientbench.metrics.report.plots.svg import Figure, Look, looks
 from efficientbench.metrics.report.study_link import STUDY_HTML, STUDY_JSON
 from efficientbench.studies.answer import Answer
+from efficientbench.studies.cells import DECIDED
 from efficientbench.studies.page import markdown, parts, summary, title
+from efficientbench.studies.runs import Study
 
 STUDY_MD = "study.md"
 ANSWER = TypeAdapter(Answer)
@@ -34,6 +41,34 @@ def write_answer(answer: Answer, folder: Path) -> list[Path]:
     for name, content in texts.items():
         write_whole(folder / name, content)
     return [folder / name for name in texts]
+
+
+def check_replaces(study: Study) -> None:
+    """Raise ConfigError where the folder has an answer of more runs, which were trained with other keys."""
+    try:
+        before = ANSWER.validate_json(read_whole(study.folder / STUDY_JSON))
+    except (OSError, ValueError):
+        return
+    if before.complete <= study.complete or not study.other_values:
+        return
+    typed = [key for key in study.other_values if key not in DECIDED]
+    # A model follows from its text's vocabulary, or from the file.
+    typed = [key for key in typed if not key.startswith("model.")] or typed
+    words = [
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in study.other_values.items()
+        if key in typed
+    ]
+    told = (
+        f"give the keys {shlex.join(words)}"
+        if words
+        else f"the file's study sets another {', '.join(study.other_values)}: restore that"
+    )
+    raise ConfigError(
+        f"study: {study.folder} keeps its answer of {number_of(before.complete, 'complete run')}, since "
+        f"{study.complete} of {len(study.runs)} were trained with the keys of this call: {told}, or output=FOLDER for "
+        "a study of its own"
+    )
 
 
 def page(answer: Answer) -> str:

@@ -11,11 +11,11 @@ from efficientbench.basics.errors import ConfigError
 from efficientbench.launchers.processes.failure import read_failure
 from efficientbench.metrics.records.generation.generation import generation_of
 from efficientbench.planning.text import tokenized
-from efficientbench.studies.cells import RISE, LadderPlan, check_text
+from efficientbench.studies.cells import RISE, LadderPlan, check_text, unreadable_text
 from efficientbench.studies.runs import MatchLeft, Study, StudyRun
 from efficientbench.studies.search import Searched, keep_slope, search
 from efficientbench.studies.target_costs import costs_at_target
-from efficientbench.studies.tasks import OTHER, Planned, StudyTask, record_of, remove_marked, without_gone
+from efficientbench.studies.tasks import OTHER, Planned, StudyTask, other_values, record_of, remove_marked, without_gone
 from efficientbench.sweep.queue import Queue
 from efficientbench.sweep.scheduler import Manner
 from efficientbench.sweep.sweep import run_tasks, tell_ends
@@ -30,8 +30,12 @@ def train(plan: LadderPlan, manner: Manner) -> int:
         129 after SIGHUP.
 
     Raises:
-        ConfigError: the folder cannot be written, the baseline has no learning rate, or the text is too short.
+        ConfigError: the folder cannot be written, the baseline has no learning rate, or the text is not there or too
+            short.
     """
+    is_trained = all(record_of(run.task, any_rate=True)[0] for run in plan.runs({}))
+    if not is_trained and (unreadable := unreadable_text(plan)):
+        raise ConfigError(unreadable)
     told = replaced(plan)
     _say(told)
     if stopped := _search(plan, manner):
@@ -41,7 +45,9 @@ def train(plan: LadderPlan, manner: Manner) -> int:
     _say(line for line in replaced(plan) if line not in told)
     for variant, reason in searched.without.items():
         if variant == plan.section.baseline:
-            raise ConfigError(f"study: the baseline has no learning rate: {reason}")
+            failed = any(task.config is not None and task.config.variant == variant for task in searched.failed)
+            hint = "; --retry-failed tries it again" if failed else ""
+            raise ConfigError(f"study: the baseline has no learning rate: {reason}{hint}")
         _say([f"{variant}: no place in the verdict: {reason}"])
     found = without_gone([run for run in plan.runs(searched.rates) if run.variant not in searched.without])
     trained: list[StudyTask] = [run.task for run in found]
@@ -139,7 +145,9 @@ def found_study(
 ) -> Study:
     """Return a study as it is on disk."""
     searched = search(plan)
-    runs = tuple(_study_run(run, searched.rates.get((run.variant, run.cell.size))) for run in plan.runs(searched.rates))
+    planned = plan.runs(searched.rates)
+    runs = tuple(_study_run(run, searched.rates.get((run.variant, run.cell.size))) for run in planned)
+    otherwise = [of.task for of, run in zip(planned, runs, strict=True) if (run.reason or "").startswith(OTHER)]
     devices = [run.record.device_name for run in runs if run.record is not None]
     return Study(
         name,
@@ -155,6 +163,7 @@ def found_study(
         devices[0] if devices else None,
         price_per_hour,
         served_tokens,
+        {key: value for task in otherwise for key, value in other_values(task).items()},
     )
 
 

@@ -6,7 +6,7 @@ The verdict and its page are made from this alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -103,6 +103,13 @@ class Study:
     """Of one device, in the user's currency."""
     served_tokens: float | None = None
     """Tokens that the trained model will serve; None: not asked."""
+    other_values: Mapping[str, object] = field(default_factory=dict)
+    """Key → the value with which complete runs were trained, where the plan has another."""
+
+    @property
+    def complete(self) -> int:
+        """How many runs of the plan are complete."""
+        return sum(run.state == "complete" for run in self.runs)
 
     @property
     def ladder(self) -> Ladder:

@@ -20,6 +20,7 @@ from efficientbench.studies.cells import LadderPlan
 from efficientbench.studies.rates import SLOPE, carried, first_rates, further_rate, rate_at, vertex
 from efficientbench.studies.suite import Search
 from efficientbench.studies.tasks import StudyTask, record_of
+from efficientbench.sweep.queue import Queue
 
 KEPT = Path("sweep", "slope.json")
 """The slope of a study's rates, below its folder."""
@@ -96,12 +97,12 @@ def _start(plan: LadderPlan, variant: str, size: str, start: float) -> float:
 
 def _searched(plan: LadderPlan, variant: str, size: str, start: float, found: Searched) -> float | None:
     """Return the best rate of a variant at a size, and note its losses; None where runs are missing or failed."""
-    losses = found.losses.setdefault((variant, size), {})
+    losses, queue = found.losses.setdefault((variant, size), {}), Queue(plan.suite)
     rates = [_digits(rate) for rate in first_rates(start)]
     while True:
         for rate in rates:
             task = plan.search(variant, size, rate)
-            loss = _loss(task)
+            loss = _loss(task, queue)
             if isinstance(loss, float):
                 losses[rate] = loss
                 found.done += [task] if math.isfinite(loss) else []
@@ -122,12 +123,15 @@ def _searched(plan: LadderPlan, variant: str, size: str, start: float, found: Se
         rates = [_digits(further)]
 
 
-def _loss(task: StudyTask) -> float | Failure | None:
+def _loss(task: StudyTask, queue: Queue) -> float | Failure | None:
     """Return a run's final loss, infinite where it diverged; else why it failed, or None where it was not trained."""
     record, _ = record_of(task)
     if record is not None and record.validation_loss is not None:
         return record.validation_loss
-    failure = task.refused or read_failure(task.folder.failure)
+    state = queue.read(task.id)
+    # What another configuration failed by, such as a wrong path, says nothing of this one.
+    otherwise = state is not None and state.configuration != task.configuration
+    failure = task.refused or (None if otherwise else read_failure(task.folder.failure))
     if failure is not None and failure.kind == "non_finite":
         return math.inf
     return failure if failure is not None and failure.kind != "stopped" else None

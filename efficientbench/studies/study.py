@@ -19,7 +19,7 @@ from efficientbench.studies.answer import Answer, answer
 from efficientbench.studies.cells import LadderPlan, plan_ladder
 from efficientbench.studies.forecast import print_forecast, within_budget
 from efficientbench.studies.page import print_answer
-from efficientbench.studies.record import write_answer
+from efficientbench.studies.record import check_replaces, write_answer
 from efficientbench.studies.run import found_study
 from efficientbench.studies.run import train as train_runs
 from efficientbench.studies.runs import Study
@@ -118,7 +118,8 @@ def study(
         Runs that failed are in `runs`, with their reasons.
 
     Raises:
-        ConfigError: the question is wrong, or the study's folder cannot be written.
+        ConfigError: the question is wrong, the study's folder cannot be written, or it has an answer of more runs,
+            which were trained with other keys.
         MetricsError: the runs were validated on different texts.
         KeyboardInterrupt: Ctrl-C; the same call goes on from there. SystemExit: SIGTERM or SIGHUP.
     """
@@ -132,6 +133,7 @@ def study(
         raise KeyboardInterrupt
     if code not in (0, 1):
         raise SystemExit(code)
+    check_replaces(found)
     made = answer(found)
     write_answer(made, found.folder)
     return made
@@ -154,8 +156,11 @@ def trained(question: Question, jobs: str, time_limit_s: float | None, retry_fai
 def tell(study: Study) -> None:
     """Print the answer of a study, and write it into the study's folder.
 
-    Raises MetricsError: its runs cannot be compared, or a file cannot be written.
+    Raises:
+        ConfigError: the folder has an answer of more runs, which were trained with other keys.
+        MetricsError: its runs cannot be compared, or a file cannot be written.
     """
+    check_replaces(study)
     found = answer(study)
     print_answer(found, Console(highlight=False))
     for path in write_answer(found, study.folder):

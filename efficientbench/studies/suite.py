@@ -89,6 +89,10 @@ class StudySection(Part):
     def _has_keys(cls, given: object) -> object:
         if not isinstance(given, Mapping | Search):
             raise ValueError(f"{str(given)[:40]!r} is neither {RATES}")
+        if isinstance(given, Mapping) and not _searches(given):
+            for name, rates in given.items():
+                if not isinstance(rates, Mapping) or any(isinstance(each, Mapping) for each in rates.values()):
+                    raise ValueError(f"{str(name)[:40]!r} is no variant with a rate for each size: write {RATES}")
         return given
 
     @field_validator("variants", "sizes", "tokens_per_parameter")
@@ -147,10 +151,8 @@ def section_of(words: Mapping[str, object], matrix: Path) -> StudySection:
     try:
         section = StudySection.model_validate(words)
     except ValidationError as error:
-        rates = words.get("learning_rate")
-        searched = isinstance(rates, Mapping) and rates.keys() <= Search.model_fields.keys()
         # Of the two forms of learning_rate, the mistakes in the one that is written.
-        other = "dict[" if searched else Search.__name__
+        other = "dict[" if _searches(words.get("learning_rate")) else Search.__name__
         mistakes = [
             each for each in error.errors() if not any(str(part).startswith(other) for part in each["loc"][1:2])
         ]
@@ -168,8 +170,18 @@ def section_of(words: Mapping[str, object], matrix: Path) -> StudySection:
     return section
 
 
+def _searches(rates: object) -> bool:
+    """Return whether the words of `learning_rate` are those of a search, not rates by variant."""
+    return isinstance(rates, Mapping) and not rates.keys().isdisjoint(Search.model_fields)
+
+
 def _line(place: tuple[int | str, ...], message: str) -> str:
     where = "".join(f"{each}: " for each in place if isinstance(each, str) and "[" not in each and each != "Search")
+    if message == "Extra inputs are not permitted":
+        parts: dict[str, type[Part]] = {"target": Target, "learning_rate": Search}
+        keys = parts.get(str(place[0]), StudySection).model_fields
+        hint = did_you_mean(str(place[-1]), keys, f"the keys are {', '.join(keys)}")
+        message = f"unknown key; {hint}"
     told = MISSING.get(str(place[0]), message) if message == "Field required" and len(place) == 1 else message
     return f"study: {where}{told.removeprefix('Value error, ')}"
 

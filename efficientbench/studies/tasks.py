@@ -57,9 +57,19 @@ def record_of(task: TrainingTask, any_rate: bool = False) -> tuple[RunRecord | N
         return None, f"its run {record.status}"
     if record.formula_id != FORMULAS:
         return None, f"{OTHER} the formulas {record.formula_id}"
-    ignored = (*_NOT_COMPARED, RATE) if any_rate else _NOT_COMPARED
-    other = differences(*(settings(each, ignored) for each in (record.config, task.config.model_dump(mode="json"))))
+    other = _other_values(record, task.config, (*_NOT_COMPARED, RATE) if any_rate else _NOT_COMPARED)
     return (None, f"{OTHER} another {', '.join(other)}") if other else (record, None)
+
+
+def other_values(task: TrainingTask) -> dict[str, object]:
+    """Return key → value of a run's complete record, where the plan has another value; of OTHER formulas too."""
+    assert task.config is not None, "a study's models are not refused"
+    return _other_values(read_plausible(task.folder.record), task.config, _NOT_COMPARED)
+
+
+def _other_values(record: RunRecord, config: RunConfig, ignored: tuple[str, ...]) -> dict[str, object]:
+    trained, planned = (settings(each, ignored) for each in (record.config, config.model_dump(mode="json")))
+    return {key: trained.get(key) for key in differences(trained, planned)}
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,8 @@ def doubted(records: Sequence[RunRecord]) -> list[str]:
 
 def disturbed(records: Sequence[RunRecord]) -> list[str]:
     """Return a sentence on runs during which another process used their devices."""
-    names = [name(record) for record in records if record.disturbances]
+    # The seeds of a run have one name.
+    names = dict.fromkeys(name(record) for record in records if record.disturbances)
     return [f"Another process used a device of {', '.join(names)} meanwhile."] if names else []
 
 

@@ -22,7 +22,7 @@ from efficientbench.studies.findings import noises
 from efficientbench.studies.further import Extra, Further, SmallerTarget
 from efficientbench.studies.ladder import Cell
 from efficientbench.studies.law import HeldOut
-from efficientbench.studies.page import markdown, parts, verdict
+from efficientbench.studies.page import markdown, parts, summary, verdict
 from efficientbench.studies.runs import MatchLeft, Study
 from efficientbench.studies.target_costs import CACHE, SERVING, costs_of
 from efficientbench.studies.verdict import Standing
@@ -66,6 +66,9 @@ def _text(part: Part) -> str:
 
 def test_a_clear_lead_is_named_with_its_interval_and_what_it_saves(named: Answer) -> None:
     assert named.complete == 81
+    assert summary(named).startswith("mine.yaml: 81 runs of 81, 3 seeds")
+    one = replace(named, runs=(named.runs[0], *(replace(run, state="missing") for run in named.runs[1:])))
+    assert summary(one).startswith("mine.yaml: 1 run of 81, 3 seeds")
     assert named.cautions == ()
     found = named.findings
     assert found is not None
@@ -290,6 +293,15 @@ def test_one_seed_and_what_could_not_be_fitted_are_said() -> None:
         "One seed: the noise between runs was not measured and rests on the prior, a standard deviation of 0.0008 to "
         "0.01 nats.",
     ]
+
+
+def test_the_quote_of_one_seed_says_that_the_noise_was_not_measured(named: Answer) -> None:
+    told = _text(_part(answer(study(CLEAR, seeds=1)), "quote"))
+    assert (
+        ", if the noise between runs is that of the prior, a standard deviation of 0.0008 to 0.01 nats: with one seed "
+        "it was not measured. The target is 4.3 times"
+    ) in told
+    assert "not measured" not in _text(_part(named, "quote"))
 
 
 def test_rates_at_an_end_are_said(clear: Study) -> None:

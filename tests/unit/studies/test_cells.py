@@ -8,6 +8,7 @@ import math
 import random
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from efficientbench.studies.search import keep_slope, search
 from efficientbench.studies.study import Question, planned
 from efficientbench.studies.tasks import without_gone
 from efficientbench.sweep.machine import Machine
+from efficientbench.sweep.queue import Queue, State
 from efficientbench.sweep.scheduler import Manner
 from efficientbench.training.checkpoints.manifest import checkpoint_folder
 from efficientbench.training.update.schedule import learning_rate
@@ -238,6 +240,37 @@ def test_a_search_counts_a_divergence_as_the_worst_loss_and_says_why_a_variant_h
     assert [task.id for task in found.failed] == ["mla_8k__rate=0.003"]
 
 
+def test_a_text_that_is_not_there_is_refused_before_a_search_and_told_by_a_dry_run(tmp_path: Path) -> None:
+    file, gone = write_study(tmp_path / "mine.yaml"), tmp_path / "gone"
+    question = Question(file, overrides=(f"output={tmp_path}/suite", f"data.path={gone}"))
+    plan = planned(question, CPU, 1, dry_run=True)
+    with pytest.raises(ConfigError, match=f"^data.path: {gone}: no such file$"):
+        train(plan, Manner(CPU, 1))
+    assert not plan.suite.exists()
+    assert _forecast(plan).endswith(f"data.path: {gone}: no such file\n")
+
+
+def test_a_search_tries_again_what_another_configuration_failed_by(plan_of: Planner) -> None:
+    plan = plan_of()
+    task, queue = plan.search("gqa", "8k", 0.003), Queue(plan.suite)
+    queue.make()
+    task.folder.path.mkdir(parents=True)
+    task.folder.failure.write_text(json.dumps({"kind": "mistake", "reason": "no such file"}), encoding="utf-8")
+    state = State(task.id, "failed", "another", ["efficientbench", *task.arguments], str(task.folder.path))
+    queue.write(state)
+    assert task.id in [each.id for each in search(plan).open]
+    for rate in (0.0015, 0.006):
+        write_record(plan.search("gqa", "8k", rate), 3.0)
+    queue.write(replace(state, configuration=task.configuration))
+    assert [each.id for each in search(plan).failed] == [task.id]
+    for other in search(plan).open:
+        other.folder.path.mkdir(parents=True)
+        other.folder.failure.write_text(json.dumps({"kind": "mistake", "reason": "no such file"}), encoding="utf-8")
+        queue.write(replace(state, id=other.id, configuration=other.configuration))
+    with pytest.raises(ConfigError, match=r"gqa_8k__rate=0\.003: no such file; --retry-failed tries it again$"):
+        train(plan, Manner(CPU, 1))
+
+
 def test_costs_are_compared_on_devices_that_trained_every_variant(plan_of: Planner) -> None:
     rates = {name: dict.fromkeys(("8k", "16k", "32k"), 0.003) for name in ("gqa", "mla")}
     plan = plan_of(learning_rate=rates)
@@ -316,10 +349,24 @@ def test_a_forecast_gives_a_run_its_part_of_the_cores_and_its_own_start(
     assert hours[4, 3600.0] == pytest.approx(hours[4, 0.0] + 12, rel=0.01)
 
 
+def test_a_forecast_says_once_how_the_vocabulary_of_the_text_makes_the_models_larger(tmp_path: Path) -> None:
+    keys = (f"output={tmp_path}/suite", "data.trained_vocab_size=1000")
+    question = Question(write_study(tmp_path / "mine.yaml"), overrides=keys)
+    lines = [line for line in _forecast(planned(question, CPU, 1, dry_run=True)).splitlines() if "vocab_size" in line]
+    assert len(lines) == 1
+    assert re.fullmatch(
+        r"gqa_8k: model\.vocab_size=1000 instead of 264, as data\.trained_vocab_size has; the model has [\d,]+ "
+        r"parameters instead of [\d,]+, [\d.]+ times",
+        lines[0],
+    )
+    assert "vocab_size" not in _forecast(planned(replace(question, overrides=keys[:1]), CPU, 1, dry_run=True))
+
+
 def test_a_forecast_takes_the_noise_of_the_seeds_that_are_trained(plan_of: Planner) -> None:
     rates = {name: dict.fromkeys(("8k", "16k", "32k"), 0.003) for name in ("gqa", "mla")}
     plan = plan_of(learning_rate=rates, seeds=2)
     before = _forecast(plan)
+    assert "0 of 24 runs of the cells are trained\n" in before, "given rates are not searched"
     assert "if equal runs lie 0.0014 nats apart (standard deviation), as published ones of 124M parameters do" in before
     chance = random.Random(0)
     for run in plan.runs(search(plan).rates):

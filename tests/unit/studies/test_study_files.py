@@ -19,6 +19,7 @@ from support.tiny_studies import write_record, write_study
 from typer.testing import CliRunner
 
 import efficientbench
+from efficientbench.basics.errors import ConfigError
 from efficientbench.cli.app import app
 from efficientbench.metrics.records.record import RECORD_NAME
 from efficientbench.metrics.report.build import build_report
@@ -95,6 +96,38 @@ def test_a_study_from_python_returns_what_its_json_has(tmp_path: Path) -> None:
     assert efficientbench.study(file, f"output={suite}", train=False) == trained
     with pytest.raises(AttributeError, match="module 'efficientbench' has no attribute 'stduy'"):
         _ = efficientbench.stduy
+
+
+def test_an_answer_is_not_replaced_by_one_of_fewer_runs_because_a_key_is_another(tmp_path: Path) -> None:
+    rates = {name: dict.fromkeys(("8k", "16k", "32k"), 0.003) for name in ("gqa", "mla")}
+    file, suite = write_study(tmp_path / "mine.yaml", learning_rate=rates), tmp_path / "suite"
+    keys = (f"output={suite}", "data.path=a text", "data.trained_vocab_size=300")
+    of = planned(Question(file, keys), ANYWHERE, None, dry_run=True)
+    for number, run in enumerate(of.runs(search(of).rates)):
+        write_record(run.task, 3.0 - 0.01 * number)
+    assert efficientbench.study(file, *keys, train=False).complete == 12
+    before = {path.name: path.read_bytes() for path in suite.glob("study.*")}
+    assert len(before) == 3
+    for given in (
+        [str(file), "--verdict", *keys[:1]],
+        [str(file), "--verdict", *keys[:1], "data.trained_vocab_size=300"],
+    ):
+        done = CliRunner().invoke(app, ["study", *given])
+        assert isinstance(done.exception, ConfigError)
+        words = "'data.path=a text'" + (" data.trained_vocab_size=300" if len(given) == 3 else "")
+        assert str(done.exception) == (
+            f"study: {suite} keeps its answer of 12 complete runs, since 0 of 12 were trained with the keys of this "
+            f"call: give the keys {words}, or output=FOLDER for a study of its own"
+        )
+    with pytest.raises(ConfigError, match="keeps its answer of 12 complete runs"):
+        efficientbench.study(file, *keys[:1], train=False)
+    # Other budgets are the file's.
+    write_study(file, learning_rate=rates, tokens_per_parameter=[4, 8])
+    with pytest.raises(
+        ConfigError, match=r"the file's study sets another training\.lr_warmup_tokens: restore that, or"
+    ):
+        efficientbench.study(file, *keys, train=False)
+    assert {path.name: path.read_bytes() for path in suite.glob("study.*")} == before
 
 
 def test_the_package_imports_nothing_until_it_is_called() -> None:

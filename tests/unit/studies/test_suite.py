@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from efficientbench.basics.errors import ConfigError
 from efficientbench.cli.app import app
+from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.costs.model import flops_per_token
 from efficientbench.studies.forecast import within_budget
@@ -53,7 +54,20 @@ FEW = {"size": "400k", "tokens_per_parameter": 4}
         ({"learning_rate": 3e-3}, "study: learning_rate: '0.003' is neither {at: [50M, 125M], start: 3.0e-3}, or the"),
         ({"learning_rate": {"start": -1}}, "study: learning_rate: start: Input should be greater than 0"),
         ({"learning_rate": {"gqa": {"8k": "no"}}}, "study: learning_rate: gqa: 8k: Input should be a valid number"),
-        ({"sedes": 3}, "study: sedes: Extra inputs are not permitted"),
+        ({"sedes": 3}, "study: sedes: unknown key; did you mean seeds?"),
+        ({"trunk": False}, "study: trunk: unknown key; did you mean trunks?"),
+        ({"xyz": 3}, "study: xyz: unknown key; the keys are variants, baseline, sizes, "),
+        ({"target": {"size": "64k", "tokens": 3}}, "study: target: tokens: unknown key; the keys are size, "),
+        (
+            {"learning_rate": {"at": ["8k", "16k"], "strat": 1}},
+            "study: learning_rate: strat: unknown key; did you mean",
+        ),
+        (
+            {"learning_rate": {"fixed": {"gqa": {"8k": 1e-3}}}},
+            "study: learning_rate: 'fixed' is no variant with a rate for each size: write {at: [50M, 125M], start: "
+            "3.0e-3}, or the rate of each variant and size: {gqa: {50M: 3.0e-3}}",
+        ),
+        ({"learning_rate": {"gqa": 1e-3}}, "study: learning_rate: 'gqa' is no variant with a rate for each size"),
     ],
 )
 def test_a_wrong_section_is_refused_by_its_word(tmp_path: Path, words: dict[str, Any], message: str) -> None:
@@ -114,6 +128,16 @@ def test_a_ladder_that_cannot_tell_is_refused(
         (["gqa,mla"], "study: target: is missing: what to decide, like --target 1.5B@20x"),
         (["gqa,mla", "--target", "@20x"], "--target: '@20x' is no size at tokens per parameter"),
         (["/no/such.yaml"], "/no/such.yaml is missing"),
+        # 13B does not fit there, and smaller sizes are within reach.
+        (
+            ["gqa,mla", "--target", "32B@20x", "--budget", "9 device-hours", "--dry-run", "--device", "H100 SXM"],
+            "--budget: 9 device-hours: the least ladder of these variants (3 sizes, 2 budgets, 2 seeds) takes ",
+        ),
+        (
+            ["gqa,mla", "--target", "32B@20x", "--budget", "9 device-hours", "--dry-run", "--device", "H100 SXM"]
+            + ["training.seq_len=131072"],
+            "GB); what would help: training.recompute=full",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_refused(words: list[str], message: str) -> None:
@@ -156,6 +180,32 @@ def test_a_file_without_variants_says_what_a_study_needs(tmp_path: Path, content
     with pytest.raises(ConfigError) as told:
         Question(file).words()
     assert str(told.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("studdy", "mine.yaml: studdy: unknown key; did you mean study?"),
+        (
+            "data",
+            "mine.yaml: data: unknown key; the keys are sizes, variants, adjusted, smoke, suites, further, study, "
+            "beside; a run's keys stand in a size or a variant, or in the command, like data.path=PATH",
+        ),
+    ],
+)
+def test_an_unknown_key_of_a_file_is_answered_by_the_key_that_was_meant(key: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump({"sizes": {}, key: {"variants": ["gqa", "mla"]}}), encoding="utf-8")
+    with pytest.raises(ConfigError) as told:
+        Question(file).words()
+    assert str(told.value) == message
+
+
+def test_a_variant_may_be_called_as_the_word_that_unsets_a_key(tmp_path: Path) -> None:
+    file = write_study(tmp_path / "mine.yaml", variants=["none", "gqa"], baseline="none")
+    plan = planned(Question(file, overrides=(f"output={tmp_path}/suite",)), CPU, 1, dry_run=True)
+    assert plan.models["gqa", "8k"].config.match_to == "none"
+    assert resolve("gqa_8k", overrides=["match_to=null"], matrix_file=file).match_to is None
 
 
 def test_a_run_that_its_file_cannot_make_is_named(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from support.metrics_parts import make_record, printed
 
 from efficientbench.basics.errors import MetricsError
+from efficientbench.metrics.analysis.cautions import disturbed
 from efficientbench.metrics.analysis.compare import Comparison, compare
 from efficientbench.metrics.analysis.judging import Judge
 from efficientbench.metrics.analysis.repeats import Group, group_repeats
@@ -220,6 +221,13 @@ CAUTIONED: list[tuple[dict[str, Any], str, str]] = [
         "it is the slowest",
     ),
 ]
+
+
+def test_seeds_of_a_run_whose_devices_were_used_are_named_once() -> None:
+    figures = {"disturbances": [Disturbance("GPU-0", 0.0, 1.0, "another process")]}
+    seeds = [make_record({**figures, "seed": seed}) for seed in (1, 2)]
+    (told,) = disturbed([*seeds, make_record({**figures, "variant": "mla", "run": "mla_1.5B"})])
+    assert told == "Another process used a device of gqa_1.5B, mla_1.5B meanwhile."
 
 
 @pytest.mark.parametrize(("figures", "carried", "sentence"), CAUTIONED)
