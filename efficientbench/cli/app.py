@@ -287,6 +287,14 @@ def status(
     from efficientbench.planning.table import print_whole
     from efficientbench.sweep.status import statuses
 
+    folder = find_run(folder, of_suites=True)
+    if folder.is_file():
+        raise MetricsError(f"{folder}: is a file; give the folder that runs were written to")
+    if folder == Path("output") and not folder.exists():
+        raise MetricsError(
+            "no run has begun here yet: efficientbench run NAME --smoke begins one, and efficientbench list has the "
+            "names"
+        )
     if not folder.is_dir():
         raise MetricsError(f"{folder} is missing")
     found = statuses(folder)

@@ -104,7 +104,10 @@ Axes = Annotated[
 PricePerHour = Annotated[float | None, option("X", "of one device, for the money of the whole budget", 0.0)]
 
 RunFolder = Annotated[
-    Path, typer.Argument(metavar="RUN", help="folder of a run, like output/efficientllm_benchmark/gqa_0.5B")
+    Path,
+    typer.Argument(
+        metavar="RUN", help="folder of a run, like output/efficientllm_benchmark/gqa_0.5B; its name in output/"
+    ),
 ]
 Kinds = Annotated[
     list[str] | None,
