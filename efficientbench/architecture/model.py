@@ -6,6 +6,7 @@ kinds follow a pattern; each kind has a view, a model all of whose layers are of
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections import Counter
 from collections.abc import Mapping
@@ -130,7 +131,8 @@ class ModelConfig(Decoder):
         if pattern is not None and layers is not None and not 0 < len(pattern) <= layers - len(first):
             after = f", after {len(first)} of model.first," if first else ""
             left = layers - len(first)
-            remedy = f"name 1 to {left}" if left > 0 else f"model.first may name {layers - 1} at most"
+            wanted = f", or set model.layers={len(pattern) + len(first)}" if pattern else ""
+            remedy = f"name 1 to {left}{wanted}" if left > 0 else f"model.first may name {layers - 1} at most"
             raise ValueError(
                 f"a pattern of {len(pattern)} layers{after} does not fit a model of {layers} (model.layers): {remedy}"
             )
@@ -256,6 +258,12 @@ class ModelConfig(Decoder):
         """Whether context-parallel ranks can share a sequence. Raises TypeError as `attention_variant`."""
         declared = self.attention_variant.context_parallel
         return declared if isinstance(declared, bool) else declared(self)
+
+    def keys_of_kind(self, name: str, message: str) -> str:
+        """Return the message of a kind's view with the keys that the kind has instead of the model's."""
+        for key in (self.kinds or {}).get(name, {}).get("attention", {}):
+            message = re.sub(rf"model\.attention\.{key}\b", f"model.kinds.{name}.attention.{key}", message)
+        return message
 
     def _refuse_pattern(self) -> None:
         """Raise TypeError where layers are of several kinds, so that no formula answers for the wrong ones."""

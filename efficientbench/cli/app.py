@@ -33,6 +33,7 @@ from efficientbench.cli.options import (
     Step,
     Tokenizer,
     Weights,
+    find_run,
     names,
     option,
     repeats,
@@ -143,7 +144,9 @@ def report(
     from efficientbench.metrics.report.headline import print_results
     from efficientbench.metrics.report.paper.paper import print_paper
 
-    made = build_report(folder, paper, price_per_hour, Choice(names(only), names(columns)), matters / 100)
+    made = build_report(
+        find_run(folder, of_suites=True), paper, price_per_hour, Choice(names(only), names(columns)), matters / 100
+    )
     if made.records and paper:
         print_paper(made.records, Console())
     elif made.records:
@@ -172,7 +175,7 @@ def plot(
     from efficientbench.metrics.report.choice import Choice
     from efficientbench.metrics.report.paper.paper_plots import write_plots
 
-    written, warnings = write_plots(folder, form.value, Choice(names(only), names(columns)))
+    written, warnings = write_plots(find_run(folder, of_suites=True), form.value, Choice(names(only), names(columns)))
     for line in warnings:
         print(f"warning: {line}", file=sys.stderr)
     for path in written:
@@ -197,7 +200,7 @@ def export(
     from efficientbench.export.hugging_face import export as export_run
 
     quantization, _ = rounded(weights, arguments)
-    exported = export_run(run_folder, folder, step, quantization)
+    exported = export_run(find_run(run_folder), folder, step, quantization)
     for line in exported.warnings:
         print(f"warning: {line}", file=sys.stderr)
     print(f"{exported.class_name} of step {exported.step:,}: {exported.folder}")
@@ -246,7 +249,7 @@ def share(run_folder: RunFolder) -> None:
     """Pack a run's record, the doctor's findings and the logs, without paths and texts, to be shared."""
     from efficientbench.doctor.share import pack
 
-    print(f"{pack(run_folder)}: read it before you send it")
+    print(f"{pack(find_run(run_folder))}: read it before you send it")
 
 
 def calibrate(
@@ -284,6 +287,14 @@ def status(
     from efficientbench.planning.table import print_whole
     from efficientbench.sweep.status import statuses
 
+    folder = find_run(folder, of_suites=True)
+    if folder.is_file():
+        raise MetricsError(f"{folder}: is a file; give the folder that runs were written to")
+    if folder == Path("output") and not folder.exists():
+        raise MetricsError(
+            "no run has begun here yet: efficientbench run NAME --smoke begins one, and efficientbench list has the "
+            "names"
+        )
     if not folder.is_dir():
         raise MetricsError(f"{folder} is missing")
     found = statuses(folder)

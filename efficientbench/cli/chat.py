@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from efficientbench.cli.options import Kinds, Seed, Step, Temperature, Weights, count, option, rounded
+from efficientbench.cli.options import Kinds, Seed, Step, Temperature, Weights, count, find_run, option, rounded
 
 ChatRun = Annotated[
     Path, typer.Argument(metavar="RUN", help="folder of a run that learned conversations, like output/mine/sft_d12")
@@ -34,7 +34,7 @@ def chat(
 
     quantization, _ = rounded(weights, arguments)
     sampling = Sampling(temperature, top_k, seed=seed)
-    with chat_opened(run_folder, step, quantization) as run:
+    with chat_opened(find_run(run_folder), step, quantization) as run:
         code = chat_with(run, prompt, sampling, max_new_tokens)
     raise typer.Exit(code)
 
@@ -61,4 +61,4 @@ def serve(
     from efficientbench.chat.serve import serve as serve_run
 
     quantization, _ = rounded(weights, arguments)
-    serve_run(run_folder, host, port, key, models, step, quantization)
+    serve_run(find_run(run_folder), host, port, key, models, step, quantization)

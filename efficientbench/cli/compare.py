@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from efficientbench.cli.options import names, option, run_folder
+from efficientbench.cli.options import find_run, names, option
 
 if TYPE_CHECKING:
+    from efficientbench.metrics.analysis.repeats import Group
     from efficientbench.metrics.analysis.thresholds import Threshold
 
 
@@ -58,16 +59,19 @@ def compare(
         raise typer.BadParameter("--weights: one width for A and B, or two, like none,int4_g128")
     if len(others) > 1 and (junit is not None or served_tokens is not None):
         raise typer.BadParameter("--junit and --served-tokens go with one B")
+    from efficientbench.metrics.analysis.repeats import load_group
     from efficientbench.metrics.analysis.thresholds import Threshold
 
     thresholds = [Threshold.of(text) for text in fail_if or ()]
     sides = (widths[0], widths[-1])
     asked = _Asked(names(despite), names(best_of), target_loss, served_tokens, price_per_hour, sides)
-    base = run_folder(first)
+    folders = [find_run(word) for word in (first, *others)]
+    # All are read before the first table is printed, so that a mistake is the only thing on the screen.
+    base, *rest = [(folder, load_group(folder)) for folder in folders]
     failed = False
-    for other in map(run_folder, others):
+    for other in rest:
         if len(others) > 1:
-            typer.echo(f"\n{other} against {base}")
+            typer.echo(f"\n{other[0]} against {base[0]}")
         failed |= _compare_two(base, other, asked, thresholds, junit, summary)
     if len(others) > 1:
         typer.echo(f"{len(others)} comparisons, each by itself; `efficientbench report` judges all rows together")
@@ -88,9 +92,14 @@ class _Asked:
 
 
 def _compare_two(
-    first: Path, second: Path, asked: _Asked, thresholds: Sequence[Threshold], junit: Path | None, summary: Path | None
+    base: tuple[Path, Group],
+    other: tuple[Path, Group],
+    asked: _Asked,
+    thresholds: Sequence[Threshold],
+    junit: Path | None,
+    summary: Path | None,
 ) -> bool:
-    """Print how the second differs from the first; return whether a threshold is crossed."""
+    """Print how the runs of one folder differ from those of another; return whether a threshold is crossed."""
     from rich.console import Console
 
     from efficientbench.metrics.analysis.compare import compare as compare_groups
@@ -98,7 +107,7 @@ def _compare_two(
     from efficientbench.metrics.analysis.generation import OF_GENERATION, load_generated
     from efficientbench.metrics.analysis.life_cost import Model, compare_lives, losses_of
     from efficientbench.metrics.analysis.paired import pair_evaluations
-    from efficientbench.metrics.analysis.repeats import load_group, load_neighbours
+    from efficientbench.metrics.analysis.repeats import load_neighbours
     from efficientbench.metrics.analysis.stages import earlier_stages
     from efficientbench.metrics.analysis.thresholds import judge
     from efficientbench.metrics.report.comparison import print_comparison
@@ -109,7 +118,8 @@ def _compare_two(
     from efficientbench.metrics.report.study_link import study_of
 
     allowed = asked.despite
-    groups = load_group(first), load_group(second)
+    (first, one), (second, another) = base, other
+    groups = one, another
     widths = list(zip((first, second), asked.weights, strict=True))
     evaluated = [width_folder(*each) for each in widths]
     made = [load_generated(folder, asked.served_tokens is not None, width) for folder, width in widths]
@@ -126,9 +136,9 @@ def _compare_two(
     if asked.served_tokens is not None:
         engine = " against ".join(dict.fromkeys(record.engine for records in made for record in records))
         folders = zip((first, second), sides, strict=True)
-        one, other = (Model(*side, earlier_stages(side[0].first, folder)) for folder, side in folders)
+        lived = [Model(*side, earlier_stages(side[0].first, folder)) for folder, side in folders]
         losses = losses_of(comparison, asked.weights)
-        lives = compare_lives(comparison, (one, other), losses.target, (*allowed, "quantization"))
+        lives = compare_lives(comparison, (lived[0], lived[1]), losses.target, (*allowed, "quantization"))
         print_lives(lives, losses, engine, asked.served_tokens, asked.price_per_hour, Console())
     if (study := study_of(first, second)) is not None:
         print(f"study of these runs: {study}")

@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from efficientbench.cli.options import AllowCode, Kinds, RunFolder, Step, Weights, count, names, option, rounded, switch
+from efficientbench.cli.options import (
+    AllowCode,
+    Kinds,
+    RunFolder,
+    Step,
+    Weights,
+    count,
+    find_run,
+    names,
+    option,
+    rounded,
+    switch,
+)
 from efficientbench.evaluation.task import BATCH_TOKENS, Options
 
 if TYPE_CHECKING:
@@ -67,6 +79,7 @@ def evaluate(
         raise typer.BadParameter("--tp and --dp: lm-eval asks one process; call --lm-eval by itself")
     if contamination and lm_eval is not None:
         raise typer.BadParameter("--contamination: items of lm-eval's tasks are not searched; call --lm-eval by itself")
+    run_folder = find_run(run_folder)
     quantization, kinds = rounded(weights, arguments)
     options = Options(
         folder=run_folder,

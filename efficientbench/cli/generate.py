@@ -16,6 +16,7 @@ from efficientbench.cli.options import (
     Temperature,
     Weights,
     count,
+    find_run,
     names,
     option,
     rounded,
@@ -86,7 +87,7 @@ def generate(
     quantization, kinds = rounded(weights, arguments)
     model = SharedModel(kinds, step, tp, quantization=quantization)
     sampling = Sampling(temperature, top_k, top_p, seed)
-    request = Generation(model, Path(run), tuple(read_prompts(prompt, file)), sampling, max_new_tokens, together)
+    request = Generation(model, find_run(run), tuple(read_prompts(prompt, file)), sampling, max_new_tokens, together)
     raise typer.Exit(request.run() if tp > 1 else generate_text(request))
 
 
@@ -111,6 +112,8 @@ def _measure(
         raise typer.BadParameter("--max-new-tokens: decoding is measured from the second token on: give 2 or more")
     cases = [Case(tokens, rows, max_new_tokens) for tokens, rows in itertools.product(*sizes)]
     runs, widths = [run] if Path(run).is_dir() else names(run), names(weights or FULL)
+    # A name without a path is that of a run with random weights.
+    runs = [str(find_run(each)) if len(Path(each).parts) > 1 else each for each in runs]
     if len(runs) * len(widths) > 1:
         from efficientbench.generation.measuring.measure_command import measure_several
 
@@ -123,7 +126,7 @@ def _measure(
         options += ["--matrix", f"{matrix}"] if matrix is not None else []
         return measure_several(runs, widths, arguments, options, smoke, matrix or MATRIX)
     quantization, others = split_quantization(weights, arguments)
-    with target(run, others, smoke, step, matrix or MATRIX, quantization) as found:
+    with target(runs[0], others, smoke, step, matrix or MATRIX, quantization) as found:
         return measure_run(found, cases, repeats, compiled)
 
 

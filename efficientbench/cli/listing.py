@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from efficientbench.cli.options import MatrixFile
+from efficientbench.cli.options import MatrixFile, names
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -37,11 +37,11 @@ def list_runs(
     from efficientbench.planning.matching import matched
     from efficientbench.planning.table import plain_table, print_whole
 
-    words, file = words or [], matrix or MATRIX
+    wanted, file = names(",".join(words or ())), matrix or MATRIX
     declared = load_matrix(file)
     table = plain_table("run", ("parameters", "active", "suite"))
-    runs = (*declared.all_runs, *(declared.other_runs if words else ()))
-    for run in by_name(run for run in runs if _has(words or [""], f"{run.name} {run.suite}")).values():
+    runs = (*declared.all_runs, *(declared.other_runs if wanted else ()))
+    for run in by_name(run for run in runs if _has(wanted or [""], f"{run.name} {run.suite}")).values():
         try:
             config, _ = matched(resolve(run.name, matrix_file=file), (), file)
             counted = known(partial(count_parameters, config.model))
@@ -50,9 +50,9 @@ def list_runs(
             counted = None
         figures = (f"{counted.total:,}", f"{counted.active:,}") if counted else ("n/a", "n/a")
         table.add_row(run.name, *figures, run.suite)
-    others = [each for each in (_tunings(words), _tasks(words), _plugins(words)) if each.row_count]
+    others = [each for each in (_tunings(wanted), _tasks(wanted), _plugins(wanted)) if each.row_count]
     if not table.row_count and not others:
-        raise ConfigError(f"no run has {' or '.join(words)} in its name or suite: efficientbench list has all of them")
+        raise ConfigError(f"no run has {' or '.join(wanted)} in its name or suite: efficientbench list has all of them")
     console = Console(highlight=False, soft_wrap=True)
     if table.row_count:
         print_whole(table, console)
@@ -62,7 +62,7 @@ def list_runs(
         if table.row_count or place:
             console.print()
         print_whole(each, console)
-    if not words:
+    if not wanted:
         console.print("Fine-tunings: efficientbench list finetuning.")
         console.print("Chat tasks and rewards: efficientbench list tasks rewards.")
 

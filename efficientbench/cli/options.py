@@ -104,7 +104,10 @@ Axes = Annotated[
 PricePerHour = Annotated[float | None, option("X", "of one device, for the money of the whole budget", 0.0)]
 
 RunFolder = Annotated[
-    Path, typer.Argument(metavar="RUN", help="folder of a run, like output/efficientllm_benchmark/gqa_0.5B")
+    Path,
+    typer.Argument(
+        metavar="RUN", help="folder of a run, like output/efficientllm_benchmark/gqa_0.5B; its name in output/"
+    ),
 ]
 Kinds = Annotated[
     list[str] | None,
@@ -190,17 +193,28 @@ def overrides_of(arguments: Sequence[str], data: str | None, tokenizer: str | No
     return [*(argument for argument in arguments if argument not in MODES), *named]
 
 
-def run_folder(word: str) -> Path:
-    """Return the folder that a user names by its path, or by its name in a suite below `output/`.
+def find_run(word: str | Path, of_suites: bool = False) -> Path:
+    """Return the folder that a user names by its path, also below `output/`, or by its name in a suite there.
+
+    A folder that does not exist, and has no name like a run's, comes back as it is, for the command to refuse.
 
     Raises BadParameter: several suites have the name, or none has it and a run has one like it.
+
+    Args:
+        word: what the user typed.
+        of_suites: whether the command takes a suite's folder too.
     """
-    typed = Path(word)
-    named = [] if typed.exists() or typed.is_absolute() else sorted(Path("output").glob(f"*/{glob.escape(word)}"))
+    typed, output = Path(word), Path("output")
+    if typed.exists():
+        return typed
+    patterns = [] if typed.is_absolute() else [glob.escape(str(typed)), f"*/{glob.escape(str(typed))}"]
+    named = sorted(path for pattern in patterns for path in output.glob(pattern))
     if len(named) > 1:
         raise typer.BadParameter(f"{word}: there are {', '.join(map(str, named))}: name one by its path")
-    if not named and not typed.exists():
-        runs = {record.parts[2] for record in Path("output").glob("*/*/**/record.json")}
-        if (near := nearest(typed.name, sorted(runs))) is not None:
-            raise typer.BadParameter(f"{word}: there is no such folder; did you mean {near}?")
-    return named[0] if named else typed
+    if named:
+        return named[0]
+    began = [path.parts for name in ("record.json", "config.json") for path in output.glob(f"*/*/**/{name}")]
+    names = {parts[2] for parts in began} | ({parts[1] for parts in began} if of_suites else set())
+    if (near := nearest(typed.name, sorted(names))) is not None:
+        raise typer.BadParameter(f"{word}: there is no such folder; did you mean {near}?")
+    return typed

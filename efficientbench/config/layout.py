@@ -183,7 +183,8 @@ def _shape_problems(config: RunConfig) -> list[str]:
 
 def _of_each_kind(model: ModelConfig, problems: Callable[[ModelConfig], list[str]]) -> list[str]:
     """Return the problems of each view; where kinds have the same problem, it is named once."""
-    return list(dict.fromkeys(problem for view in model.views.values() for problem in problems(view)))
+    found = [(name, problem) for name, view in model.views.items() for problem in problems(view)]
+    return list(dict.fromkeys(model.keys_of_kind(name, problem) for name, problem in found))
 
 
 def _layer_problems(config: RunConfig, view: ModelConfig) -> list[str]:

@@ -38,6 +38,8 @@ _OWN_KINDS = {kind: variant.config for variants in OWN.values() for kind, varian
 """The keys of each kind of this project: kinds may share a name, and mean something else by it."""
 _KIND = re.compile(rf"(model\.(?:kinds\.[^.=]+\.)?(?:{'|'.join(SECTIONS)})\.kind)=(.*)", re.DOTALL)
 """An override of the kind of a section, of the model or of a kind of its layers."""
+_OF_A_KIND = re.compile(r"model\.kinds\.([^.]+)\.(.+)")
+"""A key of a kind of layers: the kind's name, and what the key is called below `model`."""
 _NULL_WORDS = frozenset({"", "~", "null", "none", "None", "Null", "NULL"})
 
 
@@ -56,6 +58,7 @@ def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = (), matri
     values: Overlay = {}
     problems: list[str] = []
     variants = matrix.of(run).variants
+    refused: set[str] = set()
     for override in overrides:
         ours, answer = spelled(override, TRAINING)
         key, separator, text = ours.partition("=")
@@ -68,6 +71,7 @@ def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = (), matri
         elif key == "match_to" and text in variants:
             # A variant may have a name that otherwise unsets a key.
             values[key] = text
+            refused |= {found[1]} if (found := _OF_A_KIND.match(key)) else set()
         else:
             try:
                 values[key] = parse(key, text, field)
@@ -77,6 +81,10 @@ def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = (), matri
     for key, value in values.items():
         layer = merged(layer, nested(key, value))
     tree = _laid_over(tree, layer)
+    for name in refused:
+        # Its key has the message: that the pattern names no kind would be another of the same mistake.
+        if name in (pattern if isinstance(pattern := _at(tree, "model.pattern"), list) else ()):
+            tree = merged(nested(f"model.kinds.{name}", {}), tree)
     if _of_training(tree, "optimizer") == "muon":
         # Muon updates complete matrices, which the distributed optimizer would split among ranks.
         tree = merged({"parallel": {"distributed_optimizer": False}}, tree)
@@ -227,16 +235,24 @@ def _problems(error: ValidationError) -> list[str]:
             lines.append(f"{key}.kind: {_shown(tag)} is not one of {known}; {hint}")
             continue
         message = each["msg"].removeprefix("Value error, ")
+        about = _about(path, kind, keys)
+        if each["type"] == "tuple_type" and re.fullmatch(r"[\w.,:-]{1,80}", str(each["input"])):
+            lines.append(f"{key}: {_shown(each['input'])} is no list: write {key}=[{each['input']}]{about}")
+            continue
         if each["type"] == "value_error":
             lines.append(f"{key}: {message}")
             continue
         got = "" if each["type"] == "missing" else f"{_shown(each['input'])} does not fit: "
-        own = _OWN_KINDS[kind].model_fields if kind else {}
-        described = own.get(path[-1]) if len(path) == 3 else None
-        described = described or keys.get(key)
-        about = f" ({described.description})" if described and described.description else ""
         lines.append(f"{key}: {got}{message[:1].lower()}{message[1:]}{about}")
     return lines
+
+
+def _about(path: Sequence[str], kind: str | None, keys: Mapping[str, FieldInfo]) -> str:
+    """Return what a key means, in brackets after a space; empty where nothing says so."""
+    own = _OWN_KINDS[kind].model_fields if kind else {}
+    described = own.get(path[-1]) if len(path) == 3 else None
+    described = described or keys.get(".".join(path))
+    return f" ({described.description})" if described and described.description else ""
 
 
 def _without_kind(location: tuple[int | str, ...], keys: Mapping[str, FieldInfo]) -> tuple[list[str], str | None]:
@@ -251,6 +267,13 @@ def _without_kind(location: tuple[int | str, ...], keys: Mapping[str, FieldInfo]
 
 def unknown_key(key: str, keys: Mapping[str, FieldInfo]) -> str:
     """Return the message for a key that is not in `keys`, with the key that was probably meant."""
+    if found := _OF_A_KIND.fullmatch(key):
+        # The keys that this kind can have: another model's would be another key.
+        if f"model.{found[2]}" in keys:
+            return f"{_shown_key(key)}: a kind has {', '.join(OF_A_KIND)} alone"
+        of_model = [known.removeprefix("model.") for known in keys if known.startswith("model.")]
+        own = [known for known in of_model if known.partition(".")[0] in OF_A_KIND]
+        keys = {f"model.kinds.{found[1]}.{known}": keys[f"model.{known}"] for known in own}
     if key in _DECIDED:
         return f"{key}: is decided by {_DECIDED[key]} and cannot be overridden"
     if key in TRAINING and key not in ALIASES:

@@ -48,7 +48,9 @@ class Quantization(Part):
 
 
 def split_quantization(weights: str | None, arguments: Sequence[str]) -> tuple[Quantization | None, list[str]]:
-    """Return what one width asks for, as `split_widths`; None: the full width."""
+    """Return what one width asks for, as `split_widths`; None: the full width. Raises ConfigError: as there."""
+    if weights is not None and "," in weights:
+        raise ConfigError(f"--weights: {weights[:80]!r} is a list, which only generate --measure takes: name one width")
     [quantization], others = split_widths([weights or FULL], arguments)
     return quantization, others
 

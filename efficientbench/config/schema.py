@@ -307,6 +307,12 @@ class RunConfig(Part):
     def _matches_a_row(self) -> RunConfig:
         if self.match is not None and self.match_to is None:
             raise ValueError(f"match_to: name the run or the variant that match={self.match} is to equal, like gqa")
+        # A null that someone wrote is an answer, as on an axis.
+        if self.match_to is not None and "match" not in self.model_fields_set:
+            raise ValueError(
+                f"match: name the figure in which the run is to equal {self.match_to}: match=flops, parameters, active "
+                "or cache"
+            )
         return self
 
     @model_validator(mode="after")

@@ -224,14 +224,11 @@ def with_kernels(config: RunConfig, device: Hardware) -> RunConfig:
 
 def hidden(config: RunConfig) -> str | None:
     """Return why a run's sequences are too short to show what its attention does; None where they are not."""
-    kinds = config.model.kinds or {}
     for name, view in config.model.views.items():
         reason = view.attention_variant.hidden_at(view, config.training.seq_len)
         if reason:
-            for key in kinds.get(name, {}).get("attention", {}):
-                reason = reason.replace(f"model.attention.{key} ", f"model.kinds.{name}.attention.{key} ")
             written = view.attention.kind if name == OWN_LAYER else name
-            return f"attention {written!r} does not show in this run: {reason}"
+            return f"attention {written!r} does not show in this run: {config.model.keys_of_kind(name, reason)}"
     return None
 
 

@@ -42,9 +42,15 @@ def check_branch(config: RunConfig, budget: Budget, data: Sequence[str]) -> None
     except (ConfigError, CheckpointError) as error:
         raise ConfigError(f"init.run: {error}") from None
     if manifest.holds != "everything":
+        others = ", ".join(each.name for each in complete(folder) if each.name != checkpoint.name)
+        if not others:
+            raise ConfigError(
+                f"init.step: {checkpoint.name} of {folder} holds weights alone, as the last one of a run does, and "
+                "there is no other: checkpoint.at_tokens keeps some"
+            )
         raise ConfigError(
             f"init.step: {checkpoint.name} of {folder} holds weights alone, as the last one of a run does: name "
-            f"another of {', '.join(each.name for each in complete(folder))} (checkpoint.at_tokens keeps some)"
+            f"another of {others} (checkpoint.at_tokens keeps some)"
         )
     if before.init.run is not None:
         raise ConfigError(f"init.run: {folder} itself began with {before.init.run}: a trunk draws its weights")

@@ -106,6 +106,8 @@ def prepare_folder(
         is_completed = _is_completed(folder)
         if is_completed:
             _print(f"the run in {folder.path} is complete: it moves to previous/, and a new one starts at step 1")
+        elif fresh and folder.steps.exists():
+            _print(f"the earlier run in {folder.path} moves to previous/, and a new one starts at step 1")
         anew = fresh or is_completed
         checkpoint = None if anew else usable()
         folder.failure.unlink(missing_ok=True)
@@ -140,13 +142,15 @@ def _is_completed(folder: OutputFolder) -> bool:
 
 
 def newest_intact(folder: OutputFolder, check: Callable[[Path], Manifest] | None = None) -> Path | None:
-    """Return the newest intact checkpoint, and print why newer ones are skipped.
+    """Return the newest intact checkpoint, and print why newer ones are skipped, or that a run has left none.
 
     `check` verifies a checkpoint; None: `verify`.
     """
     checkpoint, problems = find_good(folder.path, check)
     for problem in problems:
         _print(f"skipped: {problem}")
+    if checkpoint is None and folder.steps.exists():
+        _print(f"the earlier run in {folder.path} has no checkpoint to resume from, and moves to previous/")
     return checkpoint
 
 

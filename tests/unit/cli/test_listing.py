@@ -55,6 +55,13 @@ def test_a_word_finds_each_run_once_and_no_other(capsys: pytest.CaptureFixture[s
     assert all(name.startswith("mla_") for name in names)
 
 
+def test_words_may_be_a_list_as_only_takes_them(capsys: pytest.CaptureFixture[str]) -> None:
+    list_runs(["mla", "gqa"])
+    apart = capsys.readouterr().out
+    list_runs(["mla, gqa"])
+    assert capsys.readouterr().out == apart
+
+
 def test_words_without_a_match_are_reported() -> None:
     with pytest.raises(ConfigError, match="no run has gqb in its name or suite"):
         list_runs(["gqb"])

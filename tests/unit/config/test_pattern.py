@@ -117,7 +117,11 @@ def test_no_formula_answers_for_a_model_with_a_pattern(declaration: str) -> None
     ("overrides", "message"),
     [
         (["model.pattern=[]"], "model.pattern: a pattern of 0 layers does not fit a model of 4"),
-        (["model.pattern=[own,own,own,own,mla]"], "does not fit a model of 4 (model.layers): name 1 to 4"),
+        (
+            ["model.pattern=[own,own,own,own,mla]"],
+            "does not fit a model of 4 (model.layers): name 1 to 4, or set model.layers=5",
+        ),
+        (["model.pattern=gdn"], "model.pattern: 'gdn' is no list: write model.pattern=[gdn] (kinds of the layers"),
         (
             ["model.pattern=[mlaa,own]"],
             "mlaa: is in model.pattern, and neither here nor an attention; did you mean mla",
@@ -167,6 +171,34 @@ def test_bad_patterns_have_one_message_each(overrides: list[str], message: str) 
     with pytest.raises(ConfigError) as error:
         mixed(*overrides)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("attention.windw=512", "attention.windw: unknown key; did you mean model.kinds.swa.attention.window?"),
+        ("window=512", "window: unknown key; did you mean model.kinds.swa.attention.window?"),
+        ("heads=2", "heads: a kind has attention, position, qk_norm, ffn_hidden_size, moe alone"),
+    ],
+)
+def test_an_unknown_key_of_a_kind_is_the_only_problem(key: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        mixed("model.pattern=[swa,own]", f"model.kinds.swa.{key}")
+    assert str(error.value) == f"model.kinds.swa.{message}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "section"),
+    [
+        (["model.attention.kind=mamba2", "model.position.kind=none"], "model.attention"),
+        (["model.pattern=[mamba2]"], "model.kinds.mamba2.attention"),
+    ],
+)
+def test_ranks_that_hold_no_whole_key_heads_are_refused_by_the_key_that_sets_them(
+    overrides: list[str], section: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"the 1 key heads \({section}.key_heads\)"):
+        Layout.of(mixed(*overrides, f"{section}.value_dim=16", "parallel.tp=2"), 2)
 
 
 def test_stages_with_other_kinds_of_layers_are_refused_with_the_cuts_that_fit() -> None:

@@ -102,6 +102,11 @@ def test_sequence_and_vocabulary_are_the_runs_own() -> None:
     ("name", "words", "message"),
     [
         ("mla_1.5B", ("match=flops",), "match_to: name the run or the variant that match=flops is to equal, like gqa"),
+        (
+            "mla_1.5B",
+            ("match_to=gqa",),
+            "match: name the figure in which the run is to equal gqa: match=flops, parameters, active or cache",
+        ),
         ("mla_1.5B", ("match=flops", "match_to=gqq"), "match_to=gqq: there is no run called 'gqq_1.5B': did you mean"),
         ("mla_1.5B", ("match_left=0",), "match_left: is decided by match and cannot be overridden"),
         (
@@ -120,6 +125,12 @@ def test_sequence_and_vocabulary_are_the_runs_own() -> None:
 def test_a_match_that_cannot_be_is_refused(name: str, words: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         solved(name, *words)
+
+
+def test_a_value_of_an_axis_may_match_nothing() -> None:
+    assert solved("mla_1.5B", "match=null", "match_to=gqa") == resolve(
+        "mla_1.5B", overrides=["match_to=gqa", "match=null"]
+    )
 
 
 def test_an_attention_without_a_key_for_its_cache_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

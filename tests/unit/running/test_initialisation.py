@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -274,15 +275,21 @@ def test_other_text_formulas_and_checkpoints_without_moments_are_no_trunk(trunk:
         check(branch_of(trunk), ["another"])
     folder = checkpoint_folder(trunk, 4)
     manifest = read_manifest(folder)
+    alone = "^init.step: step_00000004 of .* holds weights alone"
     for change, message in (
         ({"formula": "older"}, f"formulas is older there and {FORMULAS} here"),
-        ({"holds": "weights"}, "^init.step: step_00000004 of .* holds weights alone, .* name another of step_00000002"),
+        ({"holds": "weights"}, f"{alone}, .* name another of step_00000002 "),
         ({"config": beginning_with(base, *WSD).model_dump(mode="json")}, "itself began with .*base: a trunk draws its"),
     ):
         (folder / "manifest.json").unlink()
         replace(manifest, **change).write(folder)
         with pytest.raises(ConfigError, match=message):
             check(branch_of(trunk))
+    (folder / "manifest.json").unlink()
+    replace(manifest, holds="weights").write(folder)
+    shutil.rmtree(checkpoint_folder(trunk, 2))
+    with pytest.raises(ConfigError, match=f"{alone}, .* and there is no other: checkpoint.at_tokens keeps some"):
+        check(branch_of(trunk))
 
 
 def test_a_branch_begins_with_what_its_trunk_learned_and_none_of_its_times(trunk: Path, base: Path) -> None:

@@ -143,8 +143,12 @@ def test_a_run_starts_anew_if_fresh_complete_or_without_an_intact_checkpoint(
         elif why == "none":
             path.parent.rename(path.parent.with_name(f".partial_{step}"))
     assert prepared(folder, CONFIG, TOKENS, fresh=why == "fresh") is None
-    told = f"the run in {folder.path} is complete: it moves to previous/, and a new one starts at step 1\n"
-    assert (capsys.readouterr().out == told) == (why == "completed")
+    told = {
+        "completed": f"the run in {folder.path} is complete: it moves to previous/, and a new one starts at step 1",
+        "fresh": f"the earlier run in {folder.path} moves to previous/, and a new one starts at step 1",
+    }
+    nothing = f"the earlier run in {folder.path} has no checkpoint to resume from, and moves to previous/"
+    assert capsys.readouterr().out.splitlines()[-1] == told.get(why, nothing)
     assert {"steps.jsonl", "checkpoint"} <= set_aside(folder)
     assert not (folder.path / "checkpoint").exists()
 

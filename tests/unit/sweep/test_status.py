@@ -88,11 +88,18 @@ def test_a_long_name_stays_whole_on_the_line_of_its_run(tmp_path: Path, monkeypa
     ]
 
 
+def test_before_any_run_the_command_says_what_begins_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = str(CliRunner().invoke(app, ["status"]).exception)
+    assert said.startswith("no run has begun here yet: efficientbench run NAME --smoke begins one")
+
+
 def test_the_command_prints_a_line_for_each_run(tmp_path: Path) -> None:
     steps(tmp_path / "killed", step(1, 1.0))
     done = CliRunner().invoke(app, ["status", str(tmp_path)])
     assert (done.exit_code, done.stdout.split()) == (0, ["killed", "interrupted", "step", "1,", "loss", "6.000"])
     (tmp_path / "empty").mkdir()
-    for folder, said in (("empty", "holds no run yet"), ("absent", "is missing")):
+    (tmp_path / "file").touch()
+    for folder, said in (("empty", "holds no run yet"), ("absent", "is missing"), ("file", "is a file; give the")):
         assert said in str(CliRunner().invoke(app, ["status", str(tmp_path / folder)]).exception)
     assert isinstance(CliRunner().invoke(app, ["status", str(tmp_path / "empty")]).exception, MetricsError)

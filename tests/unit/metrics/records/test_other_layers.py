@@ -45,6 +45,22 @@ def of(variant: str, model: dict[str, Any], label: str = "") -> tuple[str, str, 
             },
             " (with gdn/gqa + none/rope positions)",
         ),
+        ({"attention": {"kind": "gqa", "window": 24}}, " (with gqa window 24)"),
+        ({"attention": {"kind": "gqa", "sinks": True, "gate": True}}, " (with gqa sinks gate)"),
+        (
+            {
+                **{"attention": {"kind": "gqa"}, "pattern": ["swa", "swa", "swa", "own"]},
+                "kinds": {"swa": {"attention": {"window": 24}}},
+            },
+            " (with gqa window 24/gqa)",
+        ),
+        (
+            {
+                **{"attention": {"kind": "gqa"}, "first": ["swa"], "pattern": ["own"]},
+                "kinds": {"swa": {"attention": {"window": 24, "sinks": True}}},
+            },
+            " (with gqa window 24 sinks/gqa)",
+        ),
     ],
 )
 def test_a_run_with_other_layers_says_so_in_its_name(model: dict[str, Any], other: str) -> None:
@@ -57,6 +73,17 @@ def test_a_run_with_other_layers_says_so_in_its_name(model: dict[str, Any], othe
     [
         ("mqa", {"attention": {"kind": "gqa", "query_groups": 1}, "position": {"kind": "rope"}}),
         ("gdn", {"attention": {"kind": "gdn"}, "position": {"kind": "none"}}),
+        ("gqa", {"attention": {"kind": "gqa", "window": None, "sinks": False, "gate": None}}),
+        ("gated", {"attention": {"kind": "gqa", "gate": True}}),
+        # As wide as the smaller model needs it.
+        (
+            "swa_3to1",
+            {
+                **{"attention": {"kind": "gqa"}, "pattern": ["swa", "swa", "swa", "own"]},
+                "kinds": {"swa": {"attention": {"window": 24}}},
+            },
+        ),
+        ("nsa", {"attention": {"kind": "nsa", "window": 32}}),
         # A matrix of the user's own says which layers a variant of its name has.
         ("mine", {"attention": {"kind": OURS}}),
         # Files of other tools.

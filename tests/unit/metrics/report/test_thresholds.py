@@ -179,6 +179,41 @@ def test_several_runs_named_below_the_output_folder_are_compared_with_the_first(
     (tmp_path / "output" / "other" / "a").mkdir(parents=True)
     refused = " ".join(CliRunner().invoke(app, words).stderr.replace("│", " ").split())
     assert "a: there are output/other/a, output/suite/a: name one by its path" in refused
+    done = CliRunner().invoke(app, ["compare", "suite/a", "suite/b"])
+    assert (done.exit_code, "0.990" in done.stdout) == (0, True)
+    # All names are looked up before the first comparison is printed.
+    done = CliRunner().invoke(app, ["compare", "b", "c", "nope"])
+    assert (str(done.exception), done.stdout) == ("nope: there is no such folder to report on", "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["report", "RUN"],
+        ["plot", "RUN"],
+        ["generate", "RUN", "--prompt", "a"],
+        ["generate", "suite/RUN", "--measure"],
+        ["evaluate", "RUN"],
+        ["export", "RUN", "exported"],
+        ["chat", "RUN"],
+        ["serve", "RUN"],
+        ["share", "RUN"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_each_command_that_takes_a_run_looks_its_name_up(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "output" / "suite" / "gqa_0.5B_smoke").mkdir(parents=True)
+    (tmp_path / "output" / "suite" / "gqa_0.5B_smoke" / "config.json").write_text("{")
+
+    def said(name: str) -> str:
+        done = CliRunner().invoke(app, [word.replace("RUN", name) for word in words])
+        return " ".join(f"{done.stderr} {done.exception}".replace("│", " ").split())
+
+    assert "gqa_0.5B_smok: there is no such folder; did you mean gqa_0.5B_smoke?" in said("gqa_0.5B_smok")
+    assert "output/suite/gqa_0.5B_smoke" in said("gqa_0.5B_smoke")
 
 
 def test_compare_proposes_the_run_with_the_nearest_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
