@@ -57,7 +57,6 @@ def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = (), matri
     keys = settable_keys()
     values: Overlay = {}
     problems: list[str] = []
-    variants = matrix.of(run).variants
     refused: set[str] = set()
     for override in overrides:
         ours, answer = spelled(override, TRAINING)
@@ -68,10 +67,10 @@ def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = (), matri
             problems.append(f"{_shown(override)}: an override is written key=value, like training.seq_len=1024")
         elif (field := _field(key, keys)) is None:
             problems.append(unknown_key(key, keys))
-        elif key == "match_to" and text in variants:
+            refused |= {found[1]} if (found := _OF_A_KIND.match(key)) else set()
+        elif key == "match_to" and text in matrix.of(run).variants:
             # A variant may have a name that otherwise unsets a key.
             values[key] = text
-            refused |= {found[1]} if (found := _OF_A_KIND.match(key)) else set()
         else:
             try:
                 values[key] = parse(key, text, field)

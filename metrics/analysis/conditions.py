@@ -50,7 +50,8 @@ def _tokens(record: RunRecord) -> str:
         return f"{record.tokens:,}{share} in {record.steps_measured:,} measured steps"
     # All tokens, since a run that was resumed, or that began as a branch, measures its last steps alone.
     warmup = record.section("measurement").get("warmup_steps")
-    return f"{record.tokens_trained:,}{share} trained on" + (f", {number_of(warmup, 'step')} of warm-up" if warmup else "")
+    beyond = f", {number_of(warmup, 'step')} of warm-up" if warmup else ""
+    return f"{record.tokens_trained:,}{share} trained on{beyond}"
 
 
 def _data(record: RunRecord) -> str:
