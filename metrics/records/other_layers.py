@@ -29,9 +29,10 @@ def named_by_layers(record: AnySubject, config: Mapping[str, Any]) -> AnySubject
     """Return the record, renamed where its configuration has other kinds of layers than the variant of its name."""
     if record.variant not in LAYERS:
         return record
-    (attention, positions), usual = layers_of(config), LAYERS[record.variant]
+    (found, positions), usual = layers_of(config), LAYERS[record.variant]
+    attention = _chosen(found)
     # A smaller model has a narrower window, and is of the same variant.
-    alike = _without_widths(attention) == _without_widths(usual[0])
+    alike = _without_widths(attention) == _without_widths(_chosen(usual[0]))
     changed = [attention] if attention and not alike else []
     changed += [f"{'no' if positions == 'none' else positions} positions"] if positions not in ("", usual[1]) else []
     if not changed:
@@ -69,6 +70,15 @@ def _kinds(config: Mapping[str, Any], part: str) -> str:
 def _told(keys: Mapping[str, Any]) -> str:
     marks = [mark if keys[mark] is True else f"{mark} {keys[mark]}" for mark in _MARKS if keys.get(mark)]
     return " ".join([str(keys["kind"]), *marks])
+
+
+def _chosen(kinds: str) -> str:
+    """Leave out what each layer of a kind has, as the variant of the kind's name shows: a window that is no choice."""
+    layers = ((layer.partition(" ")[0], layer) for layer in kinds.split("/"))
+    own = ((kind, layer, LAYERS.get(kind, ("", ""))[0]) for kind, layer in layers)
+    return "/".join(
+        kind if _without_widths(layer) == _without_widths(of_kind) else layer for kind, layer, of_kind in own
+    )
 
 
 def _without_widths(kinds: str) -> str:

@@ -45,6 +45,7 @@ def of(variant: str, model: dict[str, Any], label: str = "") -> tuple[str, str, 
             },
             " (with gdn/gqa + none/rope positions)",
         ),
+        ({"attention": {"kind": "nsa", "window": 32}}, " (with nsa)"),
         ({"attention": {"kind": "gqa", "window": 24}}, " (with gqa window 24)"),
         ({"attention": {"kind": "gqa", "sinks": True, "gate": True}}, " (with gqa sinks gate)"),
         (
@@ -84,6 +85,7 @@ def test_a_run_with_other_layers_says_so_in_its_name(model: dict[str, Any], othe
             },
         ),
         ("nsa", {"attention": {"kind": "nsa", "window": 32}}),
+        ("nsa", {"attention": {"kind": "nsa"}}),
         # A matrix of the user's own says which layers a variant of its name has.
         ("mine", {"attention": {"kind": OURS}}),
         # Files of other tools.
