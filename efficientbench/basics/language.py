@@ -53,6 +53,9 @@ def _translated(text: str) -> str | None:
             filled = [_part(part, kind) for part, kind in zip(found.groups(), kinds, strict=True)]
             if None not in filled:
                 return chinese.format(*filled)
+    key, _, told = text.partition(": ")
+    if _KEY.fullmatch(key) and (chinese := _translated(told)):
+        return f"{key}：{chinese}"
     parts = _BETWEEN.split(text)
     known = [_translated(part) or _part(part) for part in parts] if len(parts) > 1 else parts
     return None if None in known or known == parts else "；".join(each or "" for each in known)
@@ -75,6 +78,9 @@ wrote, which stays as it is where the table does not have it; a number."""
 
 _QUOTED = re.compile(r"'[^']*'|`[^`]*`|\(speed only\)")
 """What is no sentence: words in quotes, and the mark behind a run's name."""
+
+_KEY = re.compile(r"[a-z_]+(?:\.\w+)+")
+"""A key of a configuration, like `model.pattern`, which begins many mistakes."""
 
 _BETWEEN = re.compile(r"; (?![^()]*\))")
 """What stands between parts of a text; within brackets it belongs to a part."""

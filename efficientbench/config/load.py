@@ -223,7 +223,7 @@ def _problems(error: ValidationError) -> list[str]:
     lines = []
     for each in error.errors(include_url=False):
         path, kind = _without_kind(each["loc"], keys)
-        key = ".".join(path) or "the configuration"
+        key = ".".join(path)
         if each["type"] == "extra_forbidden":
             of_kind = f"kind {kind}" if kind else "this kind"
             lines.append(f"{key}: is no key of {of_kind}" if key in keys else unknown_key(key, keys))
@@ -239,7 +239,8 @@ def _problems(error: ValidationError) -> list[str]:
             lines.append(f"{key}: {_shown(each['input'])} is no list: write {key}=[{each['input']}]{about}")
             continue
         if each["type"] == "value_error":
-            lines.append(f"{key}: {message}")
+            # A mistake of the whole configuration names its key itself.
+            lines.append(f"{key}: {message}" if path else message)
             continue
         got = "" if each["type"] == "missing" else f"{_shown(each['input'])} does not fit: "
         lines.append(f"{key}: {got}{message[:1].lower()}{message[1:]}{about}")

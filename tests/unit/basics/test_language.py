@@ -153,6 +153,11 @@ def test_a_mistake_is_told_in_chinese_line_by_line_and_part_by_part(
             "'H100 SXN' 不在 rows.yaml 之中；您是否想写 'H100 SXM'？",
         ),
         (
+            "model.pattern: a pattern of 6 layers does not fit a model of 4 (model.layers): name 1 to 4, or set "
+            "model.layers=6",
+            "model.pattern：6 层的 pattern放不进 4 层的模型（model.layers）：请写 1 到 4 个，或设置 model.layers=6",
+        ),
+        (
             "'csv' is no sink (did you mean wandb?): they are wandb:TARGET",
             "'csv' 不是输出目标 （您是否想写 wandb？）：可用的有 wandb:TARGET",
         ),
