@@ -53,6 +53,30 @@ def messages_key(row: Mapping[str, Any]) -> str:
     return "conversations" if row.get("messages") is None and row.get("conversations") is not None else "messages"
 
 
+def with_system(row: Mapping[str, Any], messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Return a row's messages after the text of its column `system`, which LLaMA-Factory's rows may have.
+
+    Raises:
+        RowError: the column is no text, or the messages begin with another system message.
+    """
+    system = row.get("system")
+    if not system:
+        return messages
+    if not isinstance(system, str):
+        raise RowError(f"system: a text is needed, it is: {_shown(system)}")
+    if messages[0].role != SYSTEM:
+        return (Message(SYSTEM, (Part(TEXT, _checked_text(system, "system")),)), *messages)
+    if messages[0].text != system:
+        raise RowError("system: the messages begin with another system message; leave one of them out")
+    return messages
+
+
+def check_no_history(row: Mapping[str, Any], key: str) -> None:
+    """Raise a RowError if a row has LLaMA-Factory's `history` beside `key`, which has earlier messages itself."""
+    if row.get("history"):
+        raise RowError(f"history: it is read beside instruction and output alone; {key} has the earlier messages")
+
+
 def read_messages(value: Any, key: str = "messages") -> tuple[Message, ...]:
     """Parse and check the messages of a complete conversation, as JSON has them; errors name the row's `key`.
 
