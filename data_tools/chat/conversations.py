@@ -19,6 +19,7 @@ LEARNED = (TEXT, CALL)
 _MESSAGE_KEYS = ("role", "content", "loss_weight")
 _SAME_KEYS = {"from": "role", "value": "content", "weight": "loss_weight"}
 """ShareGPT's and OpenAI's names of these keys."""
+_SHAREGPT_ROLES = (SYSTEM, "human", "gpt")
 _SAME_ROLES = {"human": USER, "gpt": ASSISTANT, "developer": SYSTEM}
 
 
@@ -151,7 +152,8 @@ def _message(value: Any, place: str, may_be_empty: Collection[str]) -> Message:
     role, content, weight = (value.get(key) for key in (role_key, content_key, weight_key))
     role = _SAME_ROLES.get(role, role) if isinstance(role, str) else role
     if role not in ROLES:
-        raise RowError(f"{place}.{role_key}: {_shown(role)} is none of {', '.join(ROLES)}{_nearest(role, ROLES)}")
+        names = _SHAREGPT_ROLES if role_key == "from" else ROLES
+        raise RowError(f"{place}.{role_key}: {_shown(role)} is none of {', '.join(names)}{_nearest(role, names)}")
     parts = tuple(_parts(content, f"{place}.{content_key}"))
     if not any(part.text.strip() for part in parts) and role not in may_be_empty:
         raise RowError(f"{place}.{content_key}: the message is empty")

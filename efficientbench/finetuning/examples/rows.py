@@ -25,7 +25,7 @@ from efficientbench.data_tools.chat.conversations import (
     with_system,
 )
 from efficientbench.data_tools.download.hub_names import is_of_modelscope
-from efficientbench.data_tools.rows import FileRows, RowError, attempts, reason_of
+from efficientbench.data_tools.rows import CSV_SUFFIXES, FileRows, RowError, attempts, reason_of
 
 Message = dict[str, Any]
 FORMS = "{instruction, input, output}, {prompt, completion}, {messages} or {conversations}"
@@ -81,6 +81,8 @@ def read_rows(
 def unreadable(path: str) -> str | None:
     """Return why no examples can be at a path; None for a file, and for a name that the hub may have."""
     file = Path(path)
+    if file.suffix.lower() in CSV_SUFFIXES:
+        return f"data.path: {path} is CSV; a JSON, JSONL or parquet file serves, or the hub's owner/name"
     if file.is_file():
         return None
     if is_of_modelscope(path):

@@ -91,6 +91,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path, suffix: s
         ({**ALPACA, "output": " "}, "output: the last message is no answer"),
         ({"messages": [{"role": "user", "content": "a"}]}, "messages: the last message is no answer"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role: 'robot' is none of system"),
+        ({"conversations": [{"from": "bot", "value": "a"}]}, "[0].from: 'bot' is none of system, human, gpt"),
         ({"messages": [{"role": "user", "content": "a"}, {**CALLS, "tool_calls": [1]}]}, "messages[1].tool_calls: unk"),
         ({"messages": [{"role": "user", "content": "a"}, CALLS]}, "messages: it calls the calculator"),
         ({"messages": [*CHAT["messages"][:1], {**CHAT["messages"][1], "loss_weight": 0}]}, "there is nothing to learn"),
@@ -173,6 +174,12 @@ def test_a_list_over_many_lines_is_one_json_text(tmp_path: Path, begin: str) -> 
     read = read_rows(str(path), "difficulty", LEVELS)
     assert [row.place for row in read] == [f"{path}: item 1", f"{path}: item 2"]
     assert all(row.messages == tuple(CHAT["messages"]) for row in read)
+
+
+def test_csv_is_refused_as_such(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("instruction,output\na,b\n")
+    with pytest.raises(DataError, match=r"data\.path: .*rows\.csv is CSV; a JSON, JSONL or parquet file serves"):
+        read_rows(str(tmp_path / "rows.csv"), "difficulty", LEVELS)
 
 
 def test_a_missing_file_of_examples_is_reported(tmp_path: Path) -> None:
