@@ -78,7 +78,12 @@ DataFolder = Annotated[
 @app.command()
 def tokenize(
     inputs: Annotated[
-        list[str], typer.Argument(metavar="INPUT...", help="files, folders and globs of parquet, JSONL and text")
+        list[str],
+        typer.Argument(
+            metavar="INPUT...",
+            help="files, folders and globs of parquet, JSONL and text; text is cut at empty lines, after 4,096 "
+            "characters or more",
+        ),
     ],
     output: Annotated[Path, typer.Option(metavar="PREFIX", help="the .bin/.idx pair, without suffix")],
     tokenizer: Tokenizer = QWEN,

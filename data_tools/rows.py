@@ -44,7 +44,7 @@ class RowError(DataError):
 def reason_of(error: RowError) -> str:
     """Return why a row cannot be used, without what differs from row to row: numbers and quoted values."""
     reason = re.sub(r"it is: .*|'[^']*'|\"[^\"]*\"", "…", first_line(error))
-    return re.sub(r"\d[\d,.]*", "N", reason)[:160]
+    return re.sub(r"0x[0-9a-f]+|(?<!UTF-)\d[\d,.]*", "N", reason)[:160]
 
 
 class EncodingError(RowError):

@@ -47,7 +47,7 @@ from efficientbench.data_tools.tokens.manifest import Corpus, load_record, versi
 PART_ROWS = 2_000
 """The most conversations of a part: some seconds of work."""
 
-_RULES = 1
+_RULES = 2
 """Version of the rules that render and order conversations; work that another version began is refused."""
 
 _SAMPLE_ROWS = 20

@@ -19,6 +19,7 @@ LEARNED = (TEXT, CALL)
 _MESSAGE_KEYS = ("role", "content", "loss_weight")
 _SAME_KEYS = {"from": "role", "value": "content", "weight": "loss_weight"}
 """ShareGPT's and OpenAI's names of these keys."""
+_SHAREGPT_ROLES = (SYSTEM, "human", "gpt")
 _SAME_ROLES = {"human": USER, "gpt": ASSISTANT, "developer": SYSTEM}
 
 
@@ -51,6 +52,30 @@ class Message:
 def messages_key(row: Mapping[str, Any]) -> str:
     """Return the key under which a row has its messages: ShareGPT's rows have `conversations`."""
     return "conversations" if row.get("messages") is None and row.get("conversations") is not None else "messages"
+
+
+def with_system(row: Mapping[str, Any], messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Return a row's messages after the text of its column `system`, which LLaMA-Factory's rows may have.
+
+    Raises:
+        RowError: the column is no text, or the messages begin with another system message.
+    """
+    system = row.get("system")
+    if not system:
+        return messages
+    if not isinstance(system, str):
+        raise RowError(f"system: a text is needed, it is: {_shown(system)}")
+    if messages[0].role != SYSTEM:
+        return (Message(SYSTEM, (Part(TEXT, _checked_text(system, "system")),)), *messages)
+    if messages[0].text != system:
+        raise RowError("system: the messages begin with another system message; leave one of them out")
+    return messages
+
+
+def check_no_history(row: Mapping[str, Any], key: str) -> None:
+    """Raise a RowError if a row has LLaMA-Factory's `history` beside `key`, which has earlier messages itself."""
+    if row.get("history"):
+        raise RowError(f"history: it is read beside instruction and output alone; {key} has the earlier messages")
 
 
 def read_messages(value: Any, key: str = "messages") -> tuple[Message, ...]:
@@ -127,7 +152,8 @@ def _message(value: Any, place: str, may_be_empty: Collection[str]) -> Message:
     role, content, weight = (value.get(key) for key in (role_key, content_key, weight_key))
     role = _SAME_ROLES.get(role, role) if isinstance(role, str) else role
     if role not in ROLES:
-        raise RowError(f"{place}.{role_key}: {_shown(role)} is none of {', '.join(ROLES)}{_nearest(role, ROLES)}")
+        names = _SHAREGPT_ROLES if role_key == "from" else ROLES
+        raise RowError(f"{place}.{role_key}: {_shown(role)} is none of {', '.join(names)}{_nearest(role, names)}")
     parts = tuple(_parts(content, f"{place}.{content_key}"))
     if not any(part.text.strip() for part in parts) and role not in may_be_empty:
         raise RowError(f"{place}.{content_key}: the message is empty")

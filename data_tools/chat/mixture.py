@@ -138,6 +138,8 @@ def _hub(entry: Entry) -> HubFiles | None:
 
 def _numbers(entry: Entry, available: int, seed: int, key: str) -> np.ndarray:
     """Return the numbers of the rows that an entry takes, ascending."""
+    if not available:
+        raise DataError(f"{key}: {entry.path or entry.dataset or entry.task} holds no row")
     stop = available if entry.stop is None else entry.stop
     if stop > available:
         raise DataError(f"{key}.stop: {stop:,}, and {entry.task} has {available:,} rows")

@@ -73,9 +73,10 @@ def train_on_files(
     if folder.exists():
         raise DataError(f"{folder} exists already: remove it, or choose another folder for the tokenizer")
     others = [(name, load_tokenizer(name)) for name in compare]
-    training, held_out, rejected = _sample(cut_into_parts(find_inputs(inputs), text_key), text_key)
+    training, held_out, rejected, reason = _sample(cut_into_parts(find_inputs(inputs), text_key), text_key)
     if not training:
-        raise DataError(f"{', '.join(inputs)}: no usable document")
+        first = reason or "none is there"
+        raise DataError(f"{', '.join(inputs)}: no usable document; the first that is not: {first}")
     with disk_errors_explained(folder, "the same command trains it again"), complete_folder(folder) as partial:
         train_tokenizer(training, vocab_size, partial, chat)
         trained = load_tokenizer(partial)
@@ -120,14 +121,15 @@ def describe_training(result: TrainedTokenizer) -> Iterator[str]:
         yield f"{each.tokenizer:<{width}}  {each.vocab_size:>10,}  {each.tokens:>10,}  {each.bytes_per_token:>11.3f}"
 
 
-def _sample(parts: Sequence[Part], text_key: str) -> tuple[list[str], list[str], int]:
-    """Return training documents, held-out documents, and the number of unusable documents."""
+def _sample(parts: Sequence[Part], text_key: str) -> tuple[list[str], list[str], int, str | None]:
+    """Return training and held-out documents, the number of unusable documents, and why the first of them is."""
     training: list[str] = []
     held_out: list[str] = []
     rejected = characters = 0
+    reason = None
     for document in documents_in_turn(parts, text_key):
         if isinstance(document, Reject):
-            rejected += 1
+            rejected, reason = rejected + 1, reason or document.detail
         # Not the first document, which may be the only one.
         elif (len(training) + len(held_out)) % HELD_OUT_EVERY == 1:
             held_out.append(document)
@@ -136,7 +138,7 @@ def _sample(parts: Sequence[Part], text_key: str) -> tuple[list[str], list[str],
             characters += len(document)
             if characters >= MAX_TRAINING_CHARACTERS:
                 break
-    return training, held_out, rejected
+    return training, held_out, rejected, reason
 
 
 def documents_in_turn(parts: Sequence[Part], text_key: str) -> Iterator[str | Reject]:

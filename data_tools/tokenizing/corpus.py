@@ -97,7 +97,7 @@ def prepare_corpus(
         DataError: the source, the tokenizer or the folder is not usable.
     """
     with disk_errors_explained(folder):
-        prefix = _pair_prefix(source)
+        prefix = pair_prefix(source)
         if prefix is not None:
             return _adopt_pair(prefix, tokenizer, folder)
         text = _embedded_source() if source is None else _file_source(source, folder)
@@ -121,7 +121,7 @@ def most_tokens(source: Path) -> int | None:
     Raises:
         DataError: the source is missing, empty or of an unknown kind.
     """
-    prefix = _pair_prefix(source)
+    prefix = pair_prefix(source)
     if prefix is not None:
         check_present(prefix)
         return None
@@ -174,7 +174,7 @@ def _file_source(source: Path, folder: Path) -> _TextSource:
     return _TextSource(str(source), key, documents, paths)
 
 
-def _pair_prefix(source: Path | None) -> Path | None:
+def pair_prefix(source: Path | None) -> Path | None:
     """Return the prefix of the `.bin/.idx` pair that `source` names, by its prefix or a file; None if it names none."""
     # A folder such as `.` or `/` has no name that a suffix could follow.
     if source is None or not source.name:

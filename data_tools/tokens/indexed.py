@@ -30,6 +30,8 @@ DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.
 MASK_DTYPE = np.dtype(np.uint8)
 """The dtype of a mask: 1 where the token is supervised."""
 
+REMEDY = "put the right file back, or delete the pair and its manifest and make them again"
+"""What helps against a damaged pair. Where a manifest marks it as complete, tokenizing again changes nothing."""
 _CHUNK = 1 << 20
 """Entries of the index that are checked at once."""
 
@@ -119,7 +121,7 @@ def check_indexed(prefix: Path) -> IndexedHeader:
     if bin_bytes != used_bytes:
         raise DataError(
             f"{tokens_file}: byte {used_bytes:,}: the index accounts for {used_bytes:,} bytes, the file has "
-            f"{bin_bytes:,}; {index.name} belongs to another run: tokenize again"
+            f"{bin_bytes:,}; {index.name} belongs to another run: {REMEDY}"
         )
     return IndexedHeader(dtype, sequences, len(starts) - 1, tokens)
 
@@ -152,7 +154,7 @@ def _read_header(index: Path) -> tuple[np.dtype, int, int]:
     """Return the dtype, and the numbers of sequences and document indices, checked against the file's size."""
     size = index.stat().st_size
     if size < _HEADER.size:
-        raise DataError(f"{index}: byte {size}: it ends inside its header of {_HEADER.size} bytes; tokenize again")
+        raise DataError(f"{index}: byte {size}: it ends inside its header of {_HEADER.size} bytes; {REMEDY}")
     with open_regular(index) as stream:
         magic, version, code, sequences, documents = _HEADER.unpack(stream.read(_HEADER.size))
     if magic != MAGIC:
@@ -171,7 +173,7 @@ def _read_header(index: Path) -> tuple[np.dtype, int, int]:
         where = f"byte {min(size, expected):,}"
         raise DataError(
             f"{index}: {where}: its header ({sequences:,} sequences, {documents:,} document indices) asks for "
-            f"{expected:,} bytes, the file has {size:,}: it is cut short or damaged; tokenize again"
+            f"{expected:,} bytes, the file has {size:,}: it is cut short or damaged; {REMEDY}"
         )
     return np.dtype(DTYPES[code]), sequences, documents
 
@@ -200,7 +202,7 @@ def _check_sequences(
                 raise DataError(
                     f"{index}: byte {entries.offset + row * entries.itemsize:,}: sequence {row:,}: {what} "
                     f"({bin_bytes:,} bytes); pointer {pointers[row]:,}, length {lengths[row]:,} tokens of "
-                    f"{dtype.itemsize} bytes; tokenize again"
+                    f"{dtype.itemsize} bytes; {REMEDY}"
                 )
         tokens += int(length.sum())
         used_bytes = max(used_bytes, int(end.max()))
@@ -224,7 +226,7 @@ def check_layout(prefix: Path) -> None:
             row = int(wrong.argmax())
             raise DataError(
                 f"{index}: byte {pointers.offset + (first + row) * 8:,}: sequence {first + row:,}: pointer "
-                f"{pointers[first + row]:,}, but the sequence before it ends at byte {begins[row]:,}; tokenize again"
+                f"{pointers[first + row]:,}, but the sequence before it ends at byte {begins[row]:,}; {REMEDY}"
             )
         expected = int(ends[-1])
 
@@ -244,5 +246,5 @@ def _check_documents(index: Path, starts: np.memmap, sequences: int) -> None:
             row = first + int(wrong.argmax())
             raise DataError(
                 f"{index}: byte {starts.offset + row * starts.itemsize:,}: document index {row:,} is "
-                f"{starts[row]:,}; they must rise from 0 to {sequences:,}, the number of sequences; tokenize again"
+                f"{starts[row]:,}; they must rise from 0 to {sequences:,}, the number of sequences; {REMEDY}"
             )

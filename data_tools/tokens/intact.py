@@ -17,7 +17,7 @@ import numpy as np
 from efficientbench.basics.errors import DataError
 from efficientbench.basics.files import BLOCK_BYTES, FileChecksums, file_checksums, remembered_sha256
 from efficientbench.basics.foreign import open_regular
-from efficientbench.data_tools.tokens.indexed import bin_path, check_indexed
+from efficientbench.data_tools.tokens.indexed import REMEDY, bin_path, check_indexed
 from efficientbench.data_tools.tokens.manifest import Corpus, check_counts, load_checksums, pair_fingerprint
 
 WHOLE_BYTES = 2 << 30
@@ -55,14 +55,14 @@ def check_sizes(corpus: Corpus, recorded: Mapping[Path, FileChecksums]) -> None:
     """
     for path, checksums in recorded.items():
         if not path.is_file():
-            raise DataError(f"{path} is missing, which {corpus.manifest} lists: {_REMEDY}")
+            raise DataError(f"{path} is missing, which {corpus.manifest} lists: {REMEDY}")
         size_bytes = path.stat().st_size
         if size_bytes != checksums.size_bytes:
             if path.suffix in (".bin", ".idx"):
                 check_counts(corpus, check_indexed(corpus.prefix))
-            raise DataError(f"{path} has {size_bytes:,} bytes, {checksums.size_bytes:,} were written there: {_REMEDY}")
+            raise DataError(f"{path} has {size_bytes:,} bytes, {checksums.size_bytes:,} were written there: {REMEDY}")
     if pair_fingerprint(corpus.prefix, recorded) != corpus.fingerprint:
-        raise DataError(f"{corpus.manifest}: its fingerprint is not that of its checksums: {_REMEDY}")
+        raise DataError(f"{corpus.manifest}: its fingerprint is not that of its checksums: {REMEDY}")
 
 
 def verify_file(path: Path, recorded: FileChecksums, manifest: Path) -> None:
@@ -102,12 +102,9 @@ class BlockReader:
             if tokens.min() < 0 or tokens.max() >= self._vocab_size:
                 raise DataError(
                     f"{self._path}: from byte {block * BLOCK_BYTES:,} a token lies outside the vocabulary of "
-                    f"{self._vocab_size:,} in {self._manifest}: tokenize again"
+                    f"{self._vocab_size:,} in {self._manifest}: {REMEDY}"
                 )
             self._verified[block] = True
-
-
-_REMEDY = "put the right file back, or delete the pair and its manifest and make them again"
 
 
 def _crcs(checksums: FileChecksums) -> np.ndarray:
@@ -119,5 +116,5 @@ def _damaged(path: Path, block: int, size_bytes: int, manifest: Path) -> DataErr
     begin = block * BLOCK_BYTES
     end = min(begin + BLOCK_BYTES, size_bytes)
     return DataError(
-        f"{path}: bytes {begin:,} to {end:,}: not what was written there, by the checksums in {manifest}: {_REMEDY}"
+        f"{path}: bytes {begin:,} to {end:,}: not what was written there, by the checksums in {manifest}: {REMEDY}"
     )

@@ -18,7 +18,7 @@ from efficientbench.basics.counted import number_of
 from efficientbench.basics.errors import DataError
 from efficientbench.basics.files import FileChecksums, file_checksums, write_file
 from efficientbench.basics.foreign import parse_json, read_whole
-from efficientbench.data_tools.tokens.indexed import IndexedHeader, bin_path, idx_path
+from efficientbench.data_tools.tokens.indexed import REMEDY, IndexedHeader, bin_path, idx_path
 
 FORMAT_VERSION = 2
 """The version of a corpus folder's format; after a new version, every corpus is made again."""
@@ -218,8 +218,7 @@ def check_counts(corpus: Corpus, header: IndexedHeader) -> None:
     if (header.tokens, header.documents) != (corpus.tokens, corpus.documents):
         raise DataError(
             f"{corpus.prefix} holds {number_of(header.documents, 'document')} of {header.tokens:,} tokens, but "
-            f"{corpus.manifest} says {corpus.documents:,} of {corpus.tokens:,}: one of them was replaced; tokenize "
-            "again"
+            f"{corpus.manifest} says {corpus.documents:,} of {corpus.tokens:,}: one of them was replaced; {REMEDY}"
         )
 
 

@@ -166,12 +166,12 @@ def read_text(path: Path, run: Opened, limit: int | None) -> Text:
         ConfigError: the text has no document with a token.
         DataError: the text cannot be read.
     """
-    documents, hashes, rejected = [], [], 0
+    documents, hashes, rejected, first = [], [], 0, None
     for part in cut_into_parts(find_inputs([path]), TEXT_KEY):
         for document in PartReader(part):
             run.report("reading the text")
             if isinstance(document, Reject):
-                rejected += 1
+                rejected, first = rejected + 1, first or document.detail
                 continue
             ids = run.tokenizer.encode_batch([document])[0]
             if not ids:
@@ -182,7 +182,8 @@ def read_text(path: Path, run: Opened, limit: int | None) -> Text:
             if len(documents) == limit:
                 return Text(documents, hashes, None, str(path), rejected)
     if not documents:
-        raise ConfigError(f"--text: {path} has no document that can be read ({rejected:,} cannot)")
+        why = f"; the first: {first}" if first else ""
+        raise ConfigError(f"--text: {path} has no document that can be read ({rejected:,} cannot{why})")
     return Text(documents, hashes, None, str(path), rejected)
 
 

@@ -46,7 +46,7 @@ def claimed(folder: Path, needed_bytes: int) -> Iterator[Path]:
     free_bytes = shutil.disk_usage(existing).free
     if free_bytes < needed_bytes:
         raise ConfigError(
-            f"no space left in {existing}: the weights take {needed_bytes / 1e9:,.2f} GB, {free_bytes / 1e9:,.2f} GB "
+            f"no space left in {existing}: the weights take {needed_bytes / 1e6:,.1f} MB, {free_bytes / 1e6:,.1f} MB "
             "are free"
         )
     made = not folder.exists()

@@ -21,13 +21,13 @@ def is_complete(folder: OutputFolder, config: FinetuneConfig, device_name: str) 
     with contextlib.suppress(MetricsError):
         record = read_record(folder.record)
         found = (record.status, record.device_name, record.formula_id)
-        return found == ("completed", device_name, FORMULAS) and trains_the_same(record.config, config)
+        return found == ("completed", device_name, FORMULAS) and not trained_differently(record.config, config)
     return False
 
 
-def trains_the_same(recorded: Mapping[str, Any], config: FinetuneConfig) -> bool:
-    """Return whether an earlier run's configuration, read from JSON, trains and measures the same as `config`."""
-    return not differences(settings(with_later_keys(recorded), SAME), settings(config.model_dump(mode="json"), SAME))
+def trained_differently(recorded: Mapping[str, Any], config: FinetuneConfig) -> list[str]:
+    """Return the keys by which an earlier run's configuration, read from JSON, trains or measures otherwise."""
+    return differences(settings(with_later_keys(recorded), SAME), settings(config.model_dump(mode="json"), SAME))
 
 
 def with_later_keys(recorded: Mapping[str, Any]) -> Mapping[str, Any]:

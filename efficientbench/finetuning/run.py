@@ -13,7 +13,7 @@ from efficientbench.basics.errors import ConfigError
 from efficientbench.basics.language import in_users_language
 from efficientbench.devices.base import Device
 from efficientbench.finetuning.base_model import find_model
-from efficientbench.finetuning.complete import is_complete, trains_the_same
+from efficientbench.finetuning.complete import is_complete, trained_differently
 from efficientbench.finetuning.config import SEEDS, FinetuneConfig
 from efficientbench.finetuning.examples.examples import write_examples
 from efficientbench.finetuning.job import TuningJob
@@ -98,16 +98,18 @@ class FineTuning(Kind[FinetuneConfig, PlannedTuning, PreparedTuning, TuningJob])
                 f"{folder.path} holds checkpoints of {theirs}, and this run has {world}: start as many, because each "
                 "keeps its part of the optimizer, or --fresh starts anew"
             )
-        same_data = earlier.data == [prepared.examples.fingerprint]
-        if not (same_data and trains_the_same(earlier.config, prepared.plan.config)):
+        differing = trained_differently(earlier.config, prepared.plan.config)
+        if not differing and earlier.data != [prepared.examples.fingerprint]:
+            differing = ["its examples"]
+        if differing:
             raise ConfigError(
-                f"{folder.path} holds checkpoints of another configuration or of other examples: --fresh starts anew, "
-                "label=NAME takes another folder"
+                f"{folder.path} holds checkpoints of a run that differs in {', '.join(differing)}: --fresh starts "
+                "anew, label=NAME takes another folder"
             )
         return newest
 
     def is_same(self, prepared: PreparedTuning, earlier: Mapping[str, Any]) -> bool:
-        return trains_the_same(earlier, prepared.plan.config)
+        return not trained_differently(earlier, prepared.plan.config)
 
     def job(self, prepared: PreparedTuning, folder: OutputFolder, node: int, resume: Path | None) -> TuningJob:
         """Write the node's examples, and return its job."""
@@ -141,7 +143,10 @@ class FineTuning(Kind[FinetuneConfig, PlannedTuning, PreparedTuning, TuningJob])
         """Return the held-out losses, and where what was learned lies."""
         lines = []
         if held_out := record.finetuning.get("held_out"):
-            lines.append(f"held-out loss {held_out[0]['loss']:.4f} before, {held_out[-1]['loss']:.4f} after")
+            # A stopped run has trained on since its last validation, or has none but the one before the first step.
+            first, *later = [f"{point['loss']:.4f}" for point in held_out]
+            after = f", {later[-1]} after {number_of(held_out[-1]['step'], 'step')}" if later else ""
+            lines.append(f"held-out loss {first} before{after}")
         saved = [folder.path / name for name in ("adapter", "model")]
         return lines + [f"{path.name:<12} {path}" for path in saved if path.is_dir()]
 

@@ -13,7 +13,7 @@ from efficientbench.basics.files import disk_errors_explained
 from efficientbench.config.schema import DataConfig, RunConfig
 from efficientbench.data_tools.chat.record import ConversationRecord
 from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer
-from efficientbench.data_tools.tokenizing.corpus import Corpus, load_corpus, prepare_corpus
+from efficientbench.data_tools.tokenizing.corpus import Corpus, load_corpus, pair_prefix, prepare_corpus
 from efficientbench.data_tools.tokens.indexed import bin_path, idx_path, map_index
 from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments, unigram_entropy
 from efficientbench.data_tools.tokens.intact import BlockReader, verified_part
@@ -40,6 +40,8 @@ def prepare_corpora(config: RunConfig) -> list[Corpus]:
             has no document.
     """
     data = config.data
+    if config.training.objective != "pretrain":
+        _check_source(config)
     corpora = []
     for source in data.sources:
         path = Path(source) if source else None
@@ -50,7 +52,7 @@ def prepare_corpora(config: RunConfig) -> list[Corpus]:
         source = f"the tokenizer {data.tokenizer or corpora[0].tokenizer_folder}"
         raise ConfigError(too_small(config, corpora[0].vocab_size, source))
     if config.training.objective != "pretrain":
-        _check_conversations(config, corpora)
+        _check_conversations(config, corpora[0])
     if config.training.objective == "rl":
         _check_questions(config, corpora[0])
     for corpus in corpora:
@@ -163,21 +165,35 @@ def _show_progress(source: str, done: int, parts: int) -> None:
         print(f"tokenizing {source}: {done:,} of {parts:,} parts", flush=True)
 
 
-def _check_conversations(config: RunConfig, corpora: Sequence[Corpus]) -> None:
-    """Raise a ConfigError unless the source is one pair of conversations with a mask."""
-    objective, first = config.training.objective, config.data.sources[0] or "the sample text"
-    made = "efficientbench-data chat MIXTURE.yaml --output PREFIX"
-    if len(corpora) > 1:
+_MADE = "efficientbench-data chat MIXTURE.yaml --output PREFIX"
+
+
+def _check_source(config: RunConfig) -> None:
+    """Raise a ConfigError unless there is one source, which may be a pair: text is not tokenized in vain."""
+    objective, sources = config.training.objective, config.data.sources
+    if len(sources) > 1:
         raise ConfigError(
-            f"training.objective={objective} takes one source, and data.path has {len(corpora)}: name all tasks in one "
-            f"mixture ({made})"
+            f"training.objective={objective} takes one source, and data.path has {len(sources)}: name all tasks in one "
+            f"mixture ({_MADE})"
         )
-    if load_record(corpora[0].manifest, ConversationRecord) is None:
-        uses = "learns" if objective == "sft" else "validates on"
-        raise ConfigError(
-            f"training.objective={objective} {uses} what a mask marks, and {first} has none: make conversations with "
-            f"one ({made})"
-        )
+    path = Path(sources[0]) if sources[0] else None
+    if path is None or (path.exists() and pair_prefix(path) is None):
+        raise _without_mask(config)
+
+
+def _check_conversations(config: RunConfig, corpus: Corpus) -> None:
+    """Raise a ConfigError unless the source is a pair of conversations with a mask."""
+    if load_record(corpus.manifest, ConversationRecord) is None:
+        raise _without_mask(config)
+
+
+def _without_mask(config: RunConfig) -> ConfigError:
+    objective, source = config.training.objective, config.data.sources[0] or "the sample text"
+    uses = "learns" if objective == "sft" else "validates on"
+    return ConfigError(
+        f"training.objective={objective} {uses} what a mask marks, and {source} has none: make conversations with "
+        f"one ({_MADE})"
+    )
 
 
 def _check_questions(config: RunConfig, corpus: Corpus) -> None:

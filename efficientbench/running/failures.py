@@ -47,6 +47,8 @@ LOST_PEER = re.compile(
 FULL = (errno.ENOSPC, errno.EDQUOT)
 FAILED_WRITE = re.compile(r"iostream error|PytorchStreamWriter failed|unexpected pos \d+")
 """Error texts of torch's own writers for a failed write."""
+RUST_ERROR = re.compile(r"\(os error (\d+)\)")
+"""How libraries in Rust, like safetensors, tell the system's error number."""
 
 
 def users_mistake(error: BaseException) -> Failure:
@@ -73,16 +75,18 @@ def diagnose(error: Exception, job: AnyJob, log_file: Path) -> Failure:
     # The engine raises an exception of its own for a failed write.
     cause = error.__cause__ or error
     text = _first_line(cause)
-    if isinstance(cause, OSError) or FAILED_WRITE.search(str(cause)):
-        most_bytes = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    rust = RUST_ERROR.search(str(cause))
+    if isinstance(cause, OSError) or rust or FAILED_WRITE.search(str(cause)):
         # torch's writers give no error number.
-        if getattr(cause, "errno", errno.EFBIG) == errno.EFBIG and most_bytes != resource.RLIM_INFINITY:
+        number = int(rust[1]) if rust else getattr(cause, "errno", errno.EFBIG)
+        most_bytes = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        if number == errno.EFBIG and most_bytes != resource.RLIM_INFINITY:
             reason = f"a file would exceed the limit of {most_bytes / 1e6:,.1f} MB (ulimit -f): {text}"
             return Failure("mistake", reason, USER_MISTAKE)
         folder = min((job.output, job.cache), key=_free_bytes)
         # Ask for the free space as well: numpy, which writes the engine's index, and torch give no error number.
-        if getattr(cause, "errno", None) in FULL or _free_bytes(folder) < FULL_BYTES:
-            text = text if isinstance(cause, OSError) else f"{os.strerror(errno.ENOSPC)}: {text}"
+        if number in FULL or _free_bytes(folder) < FULL_BYTES:
+            text = text if isinstance(cause, OSError) or rust else f"{os.strerror(errno.ENOSPC)}: {text}"
             reason = f"no space left in {folder} ({text}); free some, or choose another folder"
             return Failure("full_disk", reason, USER_MISTAKE)
     kind: FailureKind = "lost_rank" if LOST_PEER.search(str(error)) else "crash"

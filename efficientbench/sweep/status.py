@@ -60,6 +60,9 @@ def _status(run: OutputFolder, folder: Path, locked: set[int]) -> Status:
         return Status(name, "running", words or ("starting",))
     # Nothing is left to do of a run that ended.
     words = words[:3]
+    # The record measures without the warm-up, and without the time of validations and checkpoints.
+    if words and record.get("status") == "completed" and isinstance(speed := record.get("tokens_per_s"), int | float):
+        words = (words[0], f"{speed:,.0f} tokens/s", *words[2:])
     if failure is not None and failure.kind != "stopped":
         return Status(name, "failed", (*words, f"{failure.kind}: {failure.reason}"))
     return Status(name, str(record.get("status") or "interrupted"), words)

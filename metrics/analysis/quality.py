@@ -51,9 +51,10 @@ def cost_to_loss(record: RunRecord, target_loss: float, end: int = 0) -> Cost:
     if reached == 0:
         (first, loss), *_ = points
         if loss < target_loss:
+            key = "training.validate_every_steps" if record.finetuning else "training.validate_every_tokens"
             raise MetricsError(
                 f"{record.run} was below a validation loss of {target_loss:.4g} at its first validation, after "
-                f"{first.tokens:,} tokens ({loss:.4g}): validate more often (runs: training.validate_every_tokens)"
+                f"{first.tokens:,} tokens ({loss:.4g}): validate more often (runs: {key})"
             )
         return Cost(first.tokens, *_spent(record, first))
     (before, loss_before), (after, loss_after) = points[reached - 1 : reached + 1]

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from efficientbench.data_tools.chat.conversations import RowError, messages_key, read_messages
+from efficientbench.data_tools.chat.conversations import (
+    RowError,
+    check_no_history,
+    messages_key,
+    read_messages,
+    with_system,
+)
 from efficientbench.data_tools.chat.task import Example, HubFiles, Task
 from efficientbench.data_tools.rows import Row
 
 
 class Messages(Task):
-    """Reads rows with `messages` or `conversations`, and ignores other keys."""
+    """Reads rows with `messages` or `conversations`, and a column `system` if there is one; ignores other keys."""
 
     name = "messages"
     about = "conversations of your own files"
@@ -17,7 +23,8 @@ class Messages(Task):
         key = messages_key(row)
         if key not in row:
             raise RowError(f"messages: the key is missing; keys there: {', '.join(map(repr, row)) or 'none':.200}")
-        return Example(read_messages(row[key], key))
+        check_no_history(row, key)
+        return Example(with_system(row, read_messages(row[key], key)))
 
 
 class SmolTalk(Messages):

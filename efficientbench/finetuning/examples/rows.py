@@ -17,12 +17,15 @@ from efficientbench.data_tools.chat.conversations import (
     ASSISTANT,
     ROLES,
     TEXT,
+    USER,
     check_learned,
+    check_no_history,
     messages_key,
     parse_messages,
+    with_system,
 )
 from efficientbench.data_tools.download.hub_names import is_of_modelscope
-from efficientbench.data_tools.rows import FileRows, RowError, attempts, reason_of
+from efficientbench.data_tools.rows import CSV_SUFFIXES, FileRows, RowError, attempts, reason_of
 
 Message = dict[str, Any]
 FORMS = "{instruction, input, output}, {prompt, completion}, {messages} or {conversations}"
@@ -78,6 +81,8 @@ def read_rows(
 def unreadable(path: str) -> str | None:
     """Return why no examples can be at a path; None for a file, and for a name that the hub may have."""
     file = Path(path)
+    if file.suffix.lower() in CSV_SUFFIXES:
+        return f"data.path: {path} is CSV; a JSON, JSONL or parquet file serves, or the hub's owner/name"
     if file.is_file():
         return None
     if is_of_modelscope(path):
@@ -129,8 +134,10 @@ def _manual(levels: Sequence[str], difficulty_field: str) -> Iterator[tuple[str,
 
 def _messages(entry: Mapping[str, Any]) -> tuple[Message, ...]:
     if entry.get(key := messages_key(entry)) is not None:
-        return _checked(entry[key], key)
+        check_no_history(entry, key)
+        return _checked(entry, entry[key], key)
     if "prompt" in entry and "completion" in entry:
+        check_no_history(entry, "prompt")
         prompt, completion = entry["prompt"], entry["completion"]
         if isinstance(prompt, str):
             prompt = [{"role": "user", "content": prompt}]
@@ -138,23 +145,37 @@ def _messages(entry: Mapping[str, Any]) -> tuple[Message, ...]:
             completion = [{"role": "assistant", "content": completion}]
         if not isinstance(prompt, list) or not isinstance(completion, list):
             raise RowError("prompt and completion are texts, or lists of messages")
-        return _checked([*prompt, *completion], "completion")
+        return _checked(entry, [*prompt, *completion], "completion")
     if "instruction" in entry and "output" in entry:
         texts = {key: entry.get(key) or "" for key in ("instruction", "input", "output")}
         for key, text in texts.items():
             if not isinstance(text, str):
                 raise RowError(f"{key}: {str(text)[:60]!r} is no text")
         asked = "\n".join(text for text in (texts["instruction"], texts["input"]) if text)
-        turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": texts["output"]}]
-        return _checked(turns, "output")
+        turns = [*_history(entry.get("history") or []), [asked, texts["output"]]]
+        messages = [
+            {"role": role, "content": text}
+            for turn in turns
+            for role, text in zip((USER, ASSISTANT), turn, strict=True)
+        ]
+        return _checked(entry, messages, "output")
     near = {key: known for key in entry if key not in _KNOWN and (known := nearest(str(key), _KNOWN))}
     hint = "".join(f"; did you mean {known} for {key}?" for key, known in near.items())
     raise RowError(f"has the keys {', '.join(map(str, entry)) or 'none'}; an example is {FORMS}{hint}")
 
 
-def _checked(turns: Any, key: str) -> tuple[Message, ...]:
+def _history(value: Any) -> list[list[str]]:
+    """Return LLaMA-Factory's `history`: the earlier turns, whose answers are learned like the last one."""
+    pairs = value if isinstance(value, list) else [value]
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+            raise RowError(f"history: a list of pairs [question, answer] is needed, it is: {value!r:.60}")
+    return pairs
+
+
+def _checked(entry: Mapping[str, Any], turns: Any, key: str) -> tuple[Message, ...]:
     """Return the turns of a row, in any order that the tokenizer's chat template may take."""
-    messages = parse_messages(turns, key, ROLES)
+    messages = with_system(entry, parse_messages(turns, key, ROLES))
     if messages[-1].role != ASSISTANT or not messages[-1].text.strip():
         raise RowError(f"{key}: the last message is no answer of the assistant, of which it could be learned")
     check_learned(messages, key)

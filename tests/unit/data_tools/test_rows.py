@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from efficientbench.basics.errors import DataError
-from efficientbench.data_tools.rows import FileRows, RowError
+from efficientbench.data_tools.rows import FileRows, RowError, reason_of
 
 ROWS: list[dict[str, Any]] = [{"a": f"text {number}, café", "b": str(number)} for number in range(10)]
 
@@ -75,3 +75,8 @@ def test_an_item_that_is_no_object_is_refused_when_it_is_read(tmp_path: Path) ->
     assert list(rows.read(np.array([0]))) == [{"a": 1}]
     with pytest.raises(RowError, match=r"a row is one JSON object, this one is \['b'\]"):
         list(rows.read(np.array([1])))
+
+
+def test_a_reason_leaves_out_what_differs_from_row_to_row() -> None:
+    told = [reason_of(RowError(f"not UTF-8: byte {byte:,} of the line is 0x{byte:02x}")) for byte in (0xE9, 0x1234)]
+    assert told == ["not UTF-8: byte N of the line is N"] * 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from efficientbench.basics.errors import ConfigError, EvaluationError, MetricsError
 from efficientbench.evaluation.evaluate import memory_errors_explained
+from efficientbench.evaluation.loss import read_text
 from efficientbench.evaluation.registry import check_names
 from efficientbench.evaluation.results import ResultFile, summary_of, write_summary
 from efficientbench.evaluation.task import Item, ItemResult, Options, Summary
@@ -155,3 +157,11 @@ def test_an_out_of_memory_error_says_what_would_help() -> None:
         np.zeros(1 << 56)
     with pytest.raises(EvaluationError, match="^another$"), memory_errors_explained(8192):
         raise EvaluationError("another")
+
+
+def test_a_text_without_a_document_says_why(tmp_path: Path) -> None:
+    (tmp_path / "good.jsonl").write_text('{"messages": []}\n' * 3)
+    run: Any = SimpleNamespace(report=lambda what: None)
+    told = r"good\.jsonl has no document that can be read \(3 cannot; the first: the key 'text' is missing; keys there:"
+    with pytest.raises(ConfigError, match=told):
+        read_text(tmp_path / "good.jsonl", run, None)

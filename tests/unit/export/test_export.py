@@ -137,7 +137,7 @@ def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
             (partial / "config.json").touch()
             raise ZeroDivisionError
 
-    with pytest.raises(ConfigError, match=r"no space left in .*: the weights take 1,000,000,000\.00 GB"):
+    with pytest.raises(ConfigError, match=r"no space left in .*: the weights take 1,000,000,000,000\.0 MB"):
         fail(tmp_path / "a" / "b", 10**18)
     assert not (tmp_path / "a").exists()
     (tmp_path / "empty").mkdir()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.metrics_parts import make_record
 
 from efficientbench.basics.errors import ConfigError
 from efficientbench.devices.cpu import CPU
@@ -80,7 +81,7 @@ def test_time_before_a_first_checkpoint_stays_in_the_steps(tmp_path: Path, overr
     ("overrides", "world", "reason"),
     [
         ((), 4, "holds checkpoints of 1 rank, and this run has 4"),
-        (("training.learning_rate=1e-3",), 1, "holds checkpoints of another configuration"),
+        (("training.learning_rate=1e-3",), 1, "of a run that differs in training.learning_rate: --fresh"),
         # A sink changes nothing that is learned.
         (("wandb=trial",), 1, None),
     ],
@@ -98,6 +99,26 @@ def test_a_checkpoint_fits_its_ranks_and_its_configuration(
     else:
         with pytest.raises(ConfigError, match=reason):
             kind.usable(other, folder)
+
+
+def test_other_examples_are_told(tmp_path: Path) -> None:
+    folder, kind = OutputFolder(tmp_path / "lora_tiny"), FineTuning()
+    folder.path.mkdir()
+    save(kind.job(prepared(folder), folder, 0, None), 2, "efficientllm-2505.13840/1")
+    other = prepared(folder)
+    other = replace(other, examples=replace(other.examples, train=joined([([1, 3], [False, True])] * 4)))
+    with pytest.raises(ConfigError, match="of a run that differs in its examples: --fresh"):
+        kind.usable(other, folder)
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"), [((0,), "6.9752 before"), ((0, 10), "6.9752 before, 6.5000 after 10 steps")]
+)
+def test_the_loss_afterwards_is_that_of_a_named_step(tmp_path: Path, steps: tuple[int, ...], told: str) -> None:
+    """A stopped run has trained on since then, or was not validated at all."""
+    held_out = [{"step": step, "loss": loss} for step, loss in zip(steps, (6.9752, 6.5), strict=False)]
+    record = make_record({"finetuning": {"held_out": held_out}})
+    assert FineTuning().results(record, OutputFolder(tmp_path)) == [f"held-out loss {told}"]
 
 
 def test_a_node_makes_the_folder_that_it_does_not_see(tmp_path: Path) -> None:

@@ -57,6 +57,15 @@ def test_a_text_that_is_not_there_leaves_no_folder_of_a_run(tmp_path: Path) -> N
     assert not (tmp_path / "out").exists()
 
 
+def test_raw_conversations_are_to_be_made_into_a_pair_first(tmp_path: Path) -> None:
+    raw = tmp_path / "good.jsonl"
+    raw.write_text('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n')
+    words = (f"data.path={raw}", "training.objective=sft", f"data.cache={tmp_path / 'cache'}")
+    with pytest.raises(ConfigError, match=r"good\.jsonl has none: make conversations with one \(efficient"):
+        prepare_corpora(resolve("gqa_0.5B", smoke=True, overrides=words))
+    assert not (tmp_path / "cache").exists()
+
+
 @pytest.mark.parametrize("split", SPLITS)
 def test_a_split_that_the_engine_cannot_serve_is_refused(split: tuple[float, float, float]) -> None:
     for documents in range(1, 300):

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from support.metrics_parts import make_record
 from support.text_files import TEXTS, write_kind
 
@@ -57,6 +58,7 @@ def tuning_job(output: Path) -> TuningJob:
         (ConfigError("model.heads: 3"), "mistake", 2),
         (MetricsError("steps.jsonl: cannot be written (No space left on device)"), "full_disk", 2),
         (OSError(errno.ENOSPC, "No space left on device"), "full_disk", 2),
+        (SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"), "full_disk", 2),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "out_of_memory", 1),
         (refused_by_torch(), "out_of_memory", 1),
         (MemoryError(), "out_of_memory", 1),

@@ -50,7 +50,7 @@ def test_each_run_has_a_row_and_waiting_ones_of_a_sweep_too(tmp_path: Path) -> N
     steps(suite / "killed", step(1, 1.0))
     ended = steps(suite / "ended", step(1, 1.0), step(2, 2.0))
     ended.config.write_text(json.dumps({"steps": 2}))
-    ended.record.write_text(json.dumps({"status": "completed"}))
+    ended.record.write_text(json.dumps({"status": "completed", "tokens_per_s": 5710.4}))
     write_failure(steps(suite / "failed"), Failure("crash", "a reason"))
     queue = Queue(suite)
     queue.make()
@@ -67,7 +67,7 @@ def test_each_run_has_a_row_and_waiting_ones_of_a_sweep_too(tmp_path: Path) -> N
         for each in (
             Status("suite/running", "running", ("step 2 of 10", speed, "loss 5.000", "about 8 s left")),
             Status("suite/killed", "interrupted", ("step 1", "", "loss 6.000")),
-            Status("suite/ended", "completed", ("step 2 of 2", speed, "loss 5.000")),
+            Status("suite/ended", "completed", ("step 2 of 2", "5,710 tokens/s", "loss 5.000")),
             Status("suite/failed", "failed", ("crash: a reason",)),
             Status("waiting", "queued", ()),
         )

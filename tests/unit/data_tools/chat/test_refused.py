@@ -97,6 +97,7 @@ BAD_MIXTURES = [
         "tasks: [{task: messages, path: rows.jsonl}, {task: messages, path: rows.jsonl, rows: 41}]",
         r"mixture\.yaml: tasks\[1\]\.rows: 41, and messages has 40 rows from start to stop",
     ),
+    ("tasks: [{task: messages, path: blank.jsonl}]", r"mixture\.yaml: tasks\[0\]: blank\.jsonl holds no row"),
     ("tasks: [{task: messages, path: rows.jsonl, stop: 41}]", r"tasks\[0\]\.stop: 41, and messages has 40 rows"),
     (
         "tasks: [{task: messages, path: rows.jsonl, start: 40}]",
@@ -117,6 +118,7 @@ BAD_MIXTURES = [
 def test_a_bad_mixture_is_named(rows: Path, tmp_path: Path, chat_bpe: Path, content: str, problem: str) -> None:
     file = tmp_path / "mixture.yaml"
     file.write_text(content)
+    (tmp_path / "blank.jsonl").write_text("\n")
     before = {path.name for path in tmp_path.iterdir()}
     with pytest.raises(DataError, match=problem) as refused:
         build_conversations(file, tmp_path / "chat", chat_bpe)

@@ -233,6 +233,17 @@ def test_an_external_task_is_read_scored_and_rewarded() -> None:
     )
 
 
+def test_a_column_system_is_the_first_message(tmp_path: Path) -> None:
+    turns = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yo"}]
+    rows = [{"conversations": turns, "system": "Be brief."}, {"conversations": turns, "history": [["Hi", "Yo"]]}]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    examples = open_examples("messages", path)
+    assert [(each.role, each.text) for each in examples[0].messages][:2] == [("system", "Be brief."), ("user", "Hi")]
+    with pytest.raises(RowError, match=r"rows\.jsonl:2: history: .*; conversations has the earlier messages"):
+        examples[1]
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -116,7 +116,7 @@ def test_a_single_document_gives_a_smaller_vocabulary(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "size", "compare", "message"),
     [
-        ('{"text": " "}\n', 300, [], "no usable document"),
+        ('{"text": " "}\n', 300, [], "no usable document; the first that is not: the text is empty"),
         ('{"text": "a"}\n', 256, [], "at least 257 tokens"),
         ('{"text": "a"}\n', 300, ["/nowhere/at/all"], "tokenizer folder /nowhere/at/all does not exist"),
         (None, 300, [], "no such file"),

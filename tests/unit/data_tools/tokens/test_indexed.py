@@ -124,6 +124,13 @@ def test_damage_is_named_with_its_byte(pair: Path, damage: Callable[[Path], None
     assert message in str(caught.value)
 
 
+def test_a_truncated_pair_is_to_be_deleted_first(pair: Path) -> None:
+    """Tokenizing again finds it complete by its manifest, and ends with this error."""
+    truncate(bin_path, 21)(pair)
+    with pytest.raises(DataError, match="or delete the pair and its manifest and make them again"):
+        check_indexed(pair)
+
+
 def test_a_pair_of_only_empty_sequences_is_refused(tmp_path: Path) -> None:
     prefix = write(tmp_path / "tokens", [[], []], np.dtype(np.uint16))
     with pytest.raises(DataError, match="all 2 sequences are empty"):

@@ -52,6 +52,29 @@ def test_all_forms_of_an_example_give_the_same_row(tmp_path: Path, row: dict[str
     assert read.difficulty == "explain"
 
 
+SYSTEM = {"role": "system", "content": "Be brief."}
+EARLIER = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]
+SHAREGPT = {"conversations": [{"from": "human", "value": "Add.\n1 + 1"}, {"from": "gpt", "value": "2"}]}
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize(
+    ("row", "before"),
+    [
+        ({**ALPACA, "system": "Be brief.", "history": [["Hi", "Yo"]]}, [SYSTEM, *EARLIER]),
+        ({**ALPACA, "system": "", "history": []}, []),
+        ({**SHAREGPT, "system": "Be brief."}, [SYSTEM]),
+        ({**PAIR, "system": "Be brief."}, [SYSTEM]),
+        ({"system": "Be brief.", "messages": [SYSTEM, *CHAT["messages"]]}, [SYSTEM]),
+    ],
+)
+def test_columns_system_and_history_come_before_the_question(
+    tmp_path: Path, row: dict[str, Any], before: list[Any], suffix: str
+) -> None:
+    (read,) = read_rows(write(tmp_path / f"rows{suffix}", [row]), "difficulty", LEVELS)
+    assert read.messages == (*before, *CHAT["messages"])
+
+
 @pytest.mark.parametrize("suffix", [".json", ".jsonl"])
 def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path, suffix: str) -> None:
     path = Path(write(tmp_path / f"rows{suffix}", [ALPACA]))
@@ -68,9 +91,17 @@ def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path, suffix: s
         ({**ALPACA, "output": " "}, "output: the last message is no answer"),
         ({"messages": [{"role": "user", "content": "a"}]}, "messages: the last message is no answer"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role: 'robot' is none of system"),
+        ({"conversations": [{"from": "bot", "value": "a"}]}, "[0].from: 'bot' is none of system, human, gpt"),
         ({"messages": [{"role": "user", "content": "a"}, {**CALLS, "tool_calls": [1]}]}, "messages[1].tool_calls: unk"),
         ({"messages": [{"role": "user", "content": "a"}, CALLS]}, "messages: it calls the calculator"),
         ({"messages": [*CHAT["messages"][:1], {**CHAT["messages"][1], "loss_weight": 0}]}, "there is nothing to learn"),
+        ({**ALPACA, "system": 5}, "system: a text is needed, it is: 5"),
+        ({**ALPACA, "history": [["Hi"]]}, "history: a list of pairs [question, answer] is needed, it is: [['Hi']]"),
+        ({**PAIR, "history": [["Hi", "Yo"]]}, "history: it is read beside instruction and output alone; prompt has"),
+        (
+            {"messages": [SYSTEM, *CHAT["messages"]], "system": "Sing."},
+            "system: the messages begin with another system",
+        ),
         (["a"], "a row is one JSON object, this one is ['a']; an example is {instruction, input, output}"),
     ],
 )
@@ -143,6 +174,12 @@ def test_a_list_over_many_lines_is_one_json_text(tmp_path: Path, begin: str) -> 
     read = read_rows(str(path), "difficulty", LEVELS)
     assert [row.place for row in read] == [f"{path}: item 1", f"{path}: item 2"]
     assert all(row.messages == tuple(CHAT["messages"]) for row in read)
+
+
+def test_csv_is_refused_as_such(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("instruction,output\na,b\n")
+    with pytest.raises(DataError, match=r"data\.path: .*rows\.csv is CSV; a JSON, JSONL or parquet file serves"):
+        read_rows(str(tmp_path / "rows.csv"), "difficulty", LEVELS)
 
 
 def test_a_missing_file_of_examples_is_reported(tmp_path: Path) -> None:

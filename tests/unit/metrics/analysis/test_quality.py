@@ -110,6 +110,9 @@ def test_a_loss_out_of_reach_is_refused() -> None:
         cost_to_loss(record, 2.1)
     with pytest.raises(MetricsError, match="was below a validation loss of 5 at its first validation, after 2,000"):
         cost_to_loss(record, 5.0)
+    for tuned, key in (({}, "validate_every_tokens"), ({"method": "lora"}, "validate_every_steps")):
+        with pytest.raises(MetricsError, match=rf"validate more often \(runs: training\.{key}\)"):
+            cost_to_loss(record.model_copy(update={"finetuning": tuned}), 5.0)
     with pytest.raises(MetricsError, match="has no validation"):
         cost_to_loss(make_record(), 5.0)
 
