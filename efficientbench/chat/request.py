@@ -23,12 +23,14 @@ MAX_PROMPT_TOKENS = 32_000
 MAX_ANSWER_TOKENS = 4_096
 MAX_ANSWERS = 8
 """Most answers to one request."""
+MAX_STOPS, MAX_STOP = 4, 1_000
+"""Most strings of `stop`, and most characters of one."""
 ANSWER_TOKENS = 512
 """Token limit of an answer whose request sets none."""
 
 Tokens = Annotated[int, Field(ge=1, le=MAX_ANSWER_TOKENS)]
 Zero = Annotated[float, Field(ge=0, le=0)]
-StopString = Annotated[str, Field(min_length=1, max_length=1000)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP)]
 Empty = Annotated[list[Any], Field(max_length=0)]
 
 
@@ -78,7 +80,7 @@ class ChatRequest(BaseModel):
     top_p: float = Field(default=1.0, ge=0, le=1)
     top_k: int = Field(default=50, ge=0, description="0: all tokens")
     seed: int | None = Field(default=None, ge=0, lt=1 << 63)
-    stop: StopString | Annotated[list[StopString], Field(max_length=4)] = Field(default_factory=list)
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] = Field(default_factory=list)
     n: int = Field(default=1, ge=1, le=MAX_ANSWERS)
     frequency_penalty: Zero = 0
     presence_penalty: Zero = 0
@@ -140,6 +142,9 @@ def read_request(body: bytes) -> tuple[ChatRequest, tuple[Message, ...]]:
         first = error.errors(include_url=False)[0]
         field = _field(first["loc"])
         message = f"{field}: {first['msg']}" if field else first["msg"]
+        if first["loc"][:1] == ("stop",):
+            # Its errors name one of the two forms, which may not be the one that was sent.
+            field, message = "stop", f"stop: at most {MAX_STOPS} strings are taken, of 1 to {MAX_STOP:,} characters"
         if first["type"] == "extra_forbidden":
             near = nearest(field, ChatRequest.model_fields)
             message = f"{field}: unknown field" + (f"; did you mean {near}?" if near else "")

@@ -83,6 +83,10 @@ def generate(
     from efficientbench.generation.on_ranks import Generation, SharedModel
     from efficientbench.generation.sampling import Sampling
 
+    if temperature == 0 and (top_k, top_p, seed) != (None, 1.0, 0):
+        raise typer.BadParameter(
+            "--top-k, --top-p and --seed: at temperature 0 each token is the likeliest; set --temperature, e.g. 1.0"
+        )
     [together] = numbers("--batch", batch or "8", most=1)
     quantization, kinds = rounded(weights, arguments)
     model = SharedModel(kinds, step, tp, quantization=quantization)

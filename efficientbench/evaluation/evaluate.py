@@ -157,9 +157,7 @@ def _evaluate(
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(ResultFile(path, header)) if is_first() else None
         if file is not None and file.replaced is not None:
-            console.print(
-                f"{path}: starting anew: its results are of step {file.replaced.get('step')} or of other settings"
-            )
+            console.print(f"{path}: starting anew: its results are of {file.differences}")
         there = set(of_first(list(file.results) if file is not None else []))
         left = [item for item in items if item.name not in there]
         if len(left) < len(items):

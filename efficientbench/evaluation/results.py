@@ -59,6 +59,13 @@ class ResultFile:
         self.replaced: dict[str, Any] | None = None
         """The header of the results that were discarded; None if none were."""
 
+    @property
+    def differences(self) -> str:
+        """What the discarded results are of, where that is not what is asked, like `limit 5 (now none)`."""
+        before, now = _flat(self.replaced or {}), _flat(self.header)
+        names = [name for name in {**now, **before} if before.get(name) != now.get(name)]
+        return ", ".join(f"{name} {_shown(before.get(name))} (now {_shown(now.get(name))})" for name in names)
+
     def __enter__(self) -> ResultFile:
         with os_errors_as(MetricsError, f"{self.path}: cannot be written"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,6 +119,16 @@ class ResultFile:
                 break
             kept += len(line) + 1
         return kept
+
+
+def _flat(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a header's values, with those of its settings among them."""
+    settings = header.get("settings")
+    return {**header, "settings": None, **(settings if isinstance(settings, dict) else {})}
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else value[:80] if isinstance(value, str) else json.dumps(value)[:80]
 
 
 def _line(result: ItemResult) -> dict[str, Any]:

@@ -100,9 +100,10 @@ class OutputFolder:
             except OSError:
                 lock.seek(0)
                 holder = lock.read().decode(errors="replace").strip() or "unknown"
+                work = " (of a speedrun: --work FOLDER)" if self.key == "output" else ""
                 raise ConfigError(
                     f"{self.key}: {self.path} is in use by another run (process {holder}); wait for it, or choose "
-                    f"another folder with {self.key}=FOLDER"
+                    f"another folder with {self.key}=FOLDER{work}"
                 ) from None
             try:
                 lock.truncate(0)

@@ -23,7 +23,7 @@ from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer, load_to
 from efficientbench.data_tools.tokens.manifest import load_corpus
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
-from efficientbench.training.checkpoints.manifest import Manifest, checkpoint_folder, complete, find_good
+from efficientbench.training.checkpoints.manifest import Manifest, checkpoint_folder, complete, find_good, read_manifest
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class TrainedRun:
     def checkpoint(
         self, step: int | None = None, check: Callable[[Path], Manifest] | None = None
     ) -> tuple[Path, list[str]]:
-        """Return the folder of a checkpoint, and why newer ones are skipped.
+        """Return the folder of a checkpoint, and where newer ones are skipped why, and which this one is.
 
         Args:
             step: which checkpoint, without verifying it; None: the newest intact one.
@@ -80,6 +80,9 @@ class TrainedRun:
             found, problems = find_good(self.folder, check)
             if found is None:
                 raise ConfigError("; ".join([f"{self.folder} has no checkpoint", *problems]))
+            if problems:
+                step = read_manifest(found).step
+                problems.append(f"what follows is of step {step:,}, the newest intact checkpoint")
             return found, problems
         wanted = checkpoint_folder(self.folder, step)
         if not wanted.is_dir():

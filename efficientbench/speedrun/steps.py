@@ -10,6 +10,7 @@ from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 
+from efficientbench.basics.errors import ConfigError
 from efficientbench.basics.foreign import read_whole
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
@@ -19,6 +20,7 @@ from efficientbench.metrics.analysis.paired import FOLDER as EVALUATION
 from efficientbench.metrics.records.generation.generation import GENERATION_NAME, generation_of
 from efficientbench.metrics.records.record import RECORD_NAME
 from efficientbench.metrics.records.stored import current_files
+from efficientbench.planning.plan import known_corpora
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.speedrun.check import is_trained
 from efficientbench.speedrun.recipe import run_name, write_matrix
@@ -86,6 +88,7 @@ def make_pipeline(request: Request) -> Pipeline:
 
     Raises:
         ConfigError: a variant or a key is unknown, or a run's configuration is not valid.
+        DataError: as `_check_decided`.
         OSError: the folder cannot be written.
     """
     steps = [*_prepared(request)]
@@ -157,6 +160,7 @@ def _trained(request: Request, variant: str | None) -> tuple[list[Step], list[Ru
         name = run_name(stage, variant, request.layers)
         keys = _keys(request, stage, before)
         config = resolve(name, request.smoke, keys, matrix)
+        _check_decided(request, stage, config)
         runs.append(config)
         before = OutputFolder.of_repeat(config).path
         # --repeat skips a complete run instead of training again.
@@ -190,6 +194,22 @@ def _keys(request: Request, stage: str, before: Path | None) -> list[str]:
     if request.devices is not None:
         keys.append(f"parallel.dp={request.devices}")
     return [*keys, *request.overrides_of(stage)]
+
+
+def _check_decided(request: Request, stage: str, config: RunConfig) -> None:
+    """Refuse overrides of what other steps of the speedrun make or read.
+
+    Raises:
+        ConfigError: the run's folder or text is not one that the other steps know.
+        DataError: the text's manifest is damaged.
+    """
+    if config.output != str(request.work / "runs"):
+        raise ConfigError(f"output={config.output}: the runs of a speedrun lie in its own folder: give --work FOLDER")
+    if config.data.path != str(tokens(request, stage)) and known_corpora(config.data) is None:
+        raise ConfigError(
+            f"{config.name}: data.path: {config.data.path} is no tokenized text; a speedrun makes its own of --data "
+            "PATH, --mid FILE and --sft FILE"
+        )
 
 
 def _evaluated(request: Request, stage: str, run: str, folder: Path) -> Iterator[Step]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 SEED = 42
 """The seed of the random order of rows, of which `limit` takes the first."""
+
+OTHER_SPLIT = r"(auxiliary_)?(train|validation|valid|val|dev)([-_.]|$)"
+"""What the names of files and folders of other splits than `test` begin with."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +117,16 @@ def find_examples(name: str, options: Options, report: Report | None = None) -> 
     `report` is told of the progress of a download.
 
     Raises:
-        ConfigError: the rows are not below `--data`.
+        ConfigError: the rows are not below `--data`, or there are none.
         DataError: the rows cannot be read or downloaded, or there is no such task.
     """
+    examples = _opened(name, options, report)
+    if len(examples) == 0:
+        raise ConfigError(f"{name}: {', '.join(map(str, examples.files)) or 'the task'} has no rows")
+    return examples
+
+
+def _opened(name: str, options: Options, report: Report | None) -> Examples:
     task = find_task(name)
     # A task that makes its own rows ignores `--data`, which is for the other tasks.
     if options.data is None or made_rows(name, task) is not None:
@@ -125,17 +136,20 @@ def find_examples(name: str, options: Options, report: Report | None = None) -> 
 
 
 def _find_rows(name: str, task: Task, options: Options) -> Path:
-    """Return the path or glob of a task's rows, only the split `test` if the folder has it."""
+    """Return the path or glob of a task's rows: the split `test` of its own folder, or the file of its name."""
     folder = options.data_folder(name)
     # Both tasks of ARC may take one file, which has the name of their class's parent.
-    names = [each.name for each in type(task).__mro__ if issubclass(each, Task) and each.name]
-    patterns = ["test", "**/test[-.]*", *(f"{each}.*" for each in names)]
-    for pattern in patterns:
+    names = [f"{each.name}.*" for each in type(task).__mro__ if issubclass(each, Task) and each.name]
+    # Splits in `--data` itself could be another task's.
+    for pattern in names if folder == options.data else ("test", "**/test[-.]*", *names):
         if glob.glob(str(folder / pattern), recursive=True):
             return folder / pattern
-    if folder != options.data:
-        return folder
-    raise ConfigError(f"{name}: --data {folder} has neither a folder {name} nor files {', '.join(patterns)}")
+    if folder == options.data:
+        raise ConfigError(f"{name}: --data {folder} has neither a folder {name} nor files {', '.join(names)}")
+    others = sorted({path.name for path in folder.rglob("*") if re.match(OTHER_SPLIT, path.name)})
+    if others:
+        raise ConfigError(f"{name}: --data {folder} has no split test, only {', '.join(others)[:200]}")
+    return folder
 
 
 def standard_error(scores: Sequence[float]) -> float | None:

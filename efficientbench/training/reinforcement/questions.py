@@ -107,7 +107,7 @@ def check_rewards(rl: ReinforcementConfig) -> None:
         find_reward(rl.reward)
     else:
         asked = open_rows("questions", rl.task, rl.questions)
-        rewards_of(f"of {rl.task}", reward_of_task(asked.task), asked[0], [""], 0)
+        rewards_of(f"of {rl.task}", reward_of_task(asked.task), asked[0], [""], asked.place(0))
     if not rl.test_every:
         return
     tested = open_rows("test_questions", rl.task, rl.test_questions)

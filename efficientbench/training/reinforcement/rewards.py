@@ -73,16 +73,16 @@ def reward_files(name: str | None) -> list[Path]:
     return [] if place is None else source_files(place)
 
 
-def rewards_of(name: str, reward: Reward, example: Example, completions: Sequence[str], question: int) -> list[float]:
+def rewards_of(name: str, reward: Reward, example: Example, completions: Sequence[str], place: str) -> list[float]:
     """Return the reward of each completion of one question.
 
-    The reward's `name` and the number of the `question` are for messages.
+    The reward's `name` and the `place` of the question's row are for messages.
 
     Raises:
-        RewardError: the function raises, or returns no finite number; the message names question and sample.
+        RewardError: the function raises, or returns no finite number; the message names the row and the answer.
     """
     return [
-        _checked(name, reward, example, completion, f"question {question}, sample {sample}")
+        _checked(name, reward, example, completion, f"{place}, answer {sample}: {completion!r:.80}")
         for sample, completion in enumerate(completions)
     ]
 
@@ -91,9 +91,9 @@ def _checked(name: str, reward: Reward, example: Example, completion: str, where
     try:
         found = reward(example, completion)
     except DataError as error:
-        raise RewardError(f"reward {name}, {where}: {error}") from None
+        raise RewardError(f"reward {name}, {where}: {error}") from error
     except Exception as error:  # code of others fails in any way
-        raise RewardError(f"reward {name} failed at {where}: {type(error).__name__}: {error}") from None
+        raise RewardError(f"reward {name} failed at {where}: {type(error).__name__}: {error}") from error
     try:
         # NumPy's numbers are Real too.
         value = float(found) if isinstance(found, Real) else None

@@ -138,7 +138,8 @@ class Sampler:
             rows = [written[turn, sample] for sample in range(self.rl.samples)]
             tokens = [[each.token for each in row] for row in rows]
             texts = [self.tokenizer.decode(spoken(row, self.special)) for row in tokens]
-            rewards = rewards_of(self.reward_name, self.reward, question.example, texts, question.row)
+            place = self.questions.examples.place(question.row)
+            rewards = rewards_of(self.reward_name, self.reward, question.example, texts, place)
             answers += [
                 Answer(turn, sample, tokens[sample], [not each.forced for each in rows[sample]], rewards[sample])
                 for sample in range(self.rl.samples)

@@ -101,6 +101,10 @@ def test_another_checkpoint_or_setting_starts_anew(tmp_path: Path) -> None:
         assert file.results == {}
         assert file.replaced is not None
         assert file.replaced["step"] == 7
+        assert file.differences == "step 7 (now 8)"
+    settings = {"limit": None, "depths": [0.0, 0.5], "text": "a" * 90}
+    with ResultFile(path, {**HEADER, "step": 8, "settings": settings}) as file:
+        assert file.differences == f"limit 3 (now none), text none (now {'a' * 80})"
     assert len(path.read_text().splitlines()) == 1
 
 

@@ -23,7 +23,7 @@ def test_a_lock_that_is_a_link_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_locked_by_another_run_is_refused_and_its_process_named(tmp_path: Path) -> None:
-    message = rf"is in use by another run \(process {os.getpid()}\); .*output=FOLDER"
+    message = rf"is in use by another run \(process {os.getpid()}\); .*output=FOLDER \(of a speedrun: --work FOLDER\)"
     with OutputFolder(tmp_path).claimed(), pytest.raises(ConfigError, match=message), OutputFolder(tmp_path).claimed():
         pass
     with OutputFolder(tmp_path).claimed():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from efficientbench.basics.errors import ConfigError, DataError
-from efficientbench.evaluation.chat.questions import find_examples
+from efficientbench.evaluation.chat.questions import check_rows, find_examples
 from efficientbench.evaluation.task import Options
 
 
@@ -53,11 +53,37 @@ def test_both_tasks_of_arc_may_read_one_file(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_the_rows_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"mmlu: --data .* has neither a folder mmlu nor files test, .*mmlu\.\*"):
+    with pytest.raises(ConfigError, match=r"mmlu: --data .* has neither a folder mmlu nor files mmlu\.\*"):
         asked("mmlu", tmp_path)
     (tmp_path / "mmlu").mkdir()
     with pytest.raises(DataError, match="holds no file of a known kind"):
         asked("mmlu", tmp_path)
+
+
+def test_no_task_is_asked_the_items_of_another(tmp_path: Path) -> None:
+    write(tmp_path / "gsm8k" / "test.jsonl", question("one"))
+    with pytest.raises(ConfigError, match=r"arc_easy: --data .* nor files arc_easy\.\*, arc\.\*$"):
+        asked("arc_easy", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("there", "named"),
+    [
+        ("train.jsonl", r"train\.jsonl"),
+        ("main/validation-00000.jsonl", r"validation-00000\.jsonl"),
+        ("train/rows.jsonl", "train"),
+    ],
+)
+def test_another_split_is_no_test(there: str, named: str, tmp_path: Path) -> None:
+    write(tmp_path / "gsm8k" / there, question("not this"))
+    with pytest.raises(ConfigError, match=rf"gsm8k: --data .* has no split test, only {named}$"):
+        asked("gsm8k", tmp_path)
+
+
+def test_files_without_a_row_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "gsm8k" / "test.jsonl")
+    with pytest.raises(ConfigError, match=r"gsm8k: .*/gsm8k/test\.jsonl has no rows"):
+        check_rows("gsm8k", Options(folder=Path("run"), data=tmp_path))
 
 
 def test_an_external_task_makes_its_rows() -> None:

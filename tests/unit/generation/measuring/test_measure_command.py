@@ -209,6 +209,7 @@ def test_names_and_folders_are_distinguished(tmp_path: Path) -> None:
     ("words", "message"),
     [
         *((["--measure", *option], "each token is the likeliest; leave --temperature") for option in SAMPLING),
+        *((option, "at temperature 0 each token is the likeliest; set --temperature") for option in SAMPLING[1:]),
         (["--repeats", "3"], "--prompt-tokens, --repeats, --compile, --smoke and --matrix need --measure"),
         (["--measure", "--prompt", "a"], "prompts are random tokens"),
     ],

@@ -5,12 +5,22 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from efficientbench.basics.errors import CheckpointError
+from efficientbench.running.job import Job
+from efficientbench.running.trained import TrainedRun
 from efficientbench.training.checkpoints.hashing import fingerprint
-from efficientbench.training.checkpoints.manifest import MANIFEST, Manifest, seal, verify, verify_where_listed
+from efficientbench.training.checkpoints.manifest import (
+    MANIFEST,
+    Manifest,
+    checkpoint_folder,
+    seal,
+    verify,
+    verify_where_listed,
+)
 
 HINT = "; remove manifest.json if you changed the folder yourself"
 
@@ -49,6 +59,21 @@ def test_damage_is_reported_with_a_hint_for_deliberate_changes(model: Path, dama
     if damaged != MANIFEST:
         with pytest.raises(CheckpointError, match=rf"{re.escape(damaged)}: missing{HINT}$"):
             verify_where_listed(model)
+
+
+def test_the_step_is_said_where_a_newer_checkpoint_is_damaged(tmp_path: Path) -> None:
+    for step in (15, 60):
+        folder = checkpoint_folder(tmp_path, step)
+        folder.mkdir(parents=True)
+        (folder / "weights").write_bytes(b"weights")
+        seal(folder, Manifest(step, False, "weights", {}, [], {}, "", 0, 1, None, {}))
+    run = TrainedRun(tmp_path, cast(Job, None))
+    assert run.checkpoint() == (checkpoint_folder(tmp_path, 60), [])
+    (checkpoint_folder(tmp_path, 60) / "weights").write_bytes(b"weightz")
+    found, [damage, taken] = run.checkpoint()
+    assert found == checkpoint_folder(tmp_path, 15)
+    assert "weights: damaged" in damage
+    assert taken == "what follows is of step 15, the newest intact checkpoint"
 
 
 def test_a_manifest_lists_no_file_outside_its_folder(model: Path) -> None:

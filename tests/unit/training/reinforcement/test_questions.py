@@ -102,8 +102,12 @@ TALK = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "c
 @pytest.mark.parametrize(
     ("task", "row", "message"),
     [
-        ("smoltalk", TALK, "^reward of smoltalk, question 0, sample 0: SmolTalk has no right answers"),
-        ("humaneval", PROGRAM, "^reward of humaneval, question 0, sample 0: its answers are programs, which a train"),
+        ("smoltalk", TALK, r"^reward of smoltalk, .*rows\.jsonl:1, answer 0: '': SmolTalk has no right answers"),
+        (
+            "humaneval",
+            PROGRAM,
+            r"^reward of humaneval, .*rows\.jsonl:1, answer 0: '': its answers are programs",
+        ),
     ],
 )
 def test_a_task_without_rewards_needs_a_named_reward(
