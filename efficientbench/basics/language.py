@@ -54,8 +54,8 @@ def _translated(text: str) -> str | None:
             if None not in filled:
                 return chinese.format(*filled)
     key, _, told = text.partition(": ")
-    if _KEY.fullmatch(key) and (chinese := _translated(told)):
-        return f"{key}：{chinese}"
+    if _KEY.fullmatch(key) and (reason := _translated(told)):
+        return f"{key}：{reason}"
     parts = _BETWEEN.split(text)
     known = [_translated(part) or _part(part) for part in parts] if len(parts) > 1 else parts
     return None if None in known or known == parts else "；".join(each or "" for each in known)
