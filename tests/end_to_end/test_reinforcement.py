@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -200,14 +201,16 @@ def test_a_run_killed_between_rollouts_and_update_resumes_identically(
 
 @pytest.mark.proof
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_an_invalid_reward_names_question_and_sample(
+def test_an_invalid_reward_names_the_questions_row_and_the_answer(
     replicas: int, tiny: tuple[str, ...], folder: Path, data: Path, mine: tuple[Path, dict[str, str]]
 ) -> None:
     # The first checkpoint is of step 1, and a rank's eighth answer the second one to a question of a later step.
     words = asked(data, "rl.reward=my_rewards:faulty", "checkpoint.interval=1", f"parallel.dp={replicas}")
     done = efficientbench(*tiny, *words, expect=2, **mine[1])
-    assert "reward my_rewards:faulty returned nan at question " in done.stderr
-    assert ", sample 1: it must return a finite number" in done.stderr
+    assert re.search(
+        r"reward my_rewards:faulty returned nan at \S+\.jsonl:\d+, answer 2: '.*': it must return a finite number",
+        done.stderr,
+    )
     assert "Traceback" not in done.stderr
     assert failure(folder)["kind"] == "mistake"
     assert complete(folder)

@@ -82,8 +82,8 @@ def rewards_of(name: str, reward: Reward, example: Example, completions: Sequenc
         RewardError: the function raises, or returns no finite number; the message names the row and the answer.
     """
     return [
-        _checked(name, reward, example, completion, f"{place}, answer {sample}: {completion!r:.80}")
-        for sample, completion in enumerate(completions)
+        _checked(name, reward, example, completion, f"{place}, answer {number}: {completion!r:.80}")
+        for number, completion in enumerate(completions, 1)
     ]
 
 

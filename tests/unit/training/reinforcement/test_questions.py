@@ -102,11 +102,11 @@ TALK = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "c
 @pytest.mark.parametrize(
     ("task", "row", "message"),
     [
-        ("smoltalk", TALK, r"^reward of smoltalk, .*rows\.jsonl:1, answer 0: '': SmolTalk has no right answers"),
+        ("smoltalk", TALK, r"^reward of smoltalk, .*rows\.jsonl:1, answer 1: '': SmolTalk has no right answers"),
         (
             "humaneval",
             PROGRAM,
-            r"^reward of humaneval, .*rows\.jsonl:1, answer 0: '': its answers are programs",
+            r"^reward of humaneval, .*rows\.jsonl:1, answer 1: '': its answers are programs",
         ),
     ],
 )

@@ -98,10 +98,10 @@ def test_an_unknown_or_invalid_reward_is_refused(name: str, message: str) -> Non
 @pytest.mark.parametrize(
     ("completion", "message"),
     [
-        ("", "returned None at rows.jsonl:8, answer 1: '': it must return a finite number"),
-        ("nan", "returned nan at rows.jsonl:8, answer 1: 'nan': it must"),
-        ("inf", "returned inf at rows.jsonl:8, answer 1: 'inf': it must"),
-        ("x", "failed at rows.jsonl:8, answer 1: 'x': ZeroDivisionError: division by zero"),
+        ("", "returned None at rows.jsonl:8, answer 2: '': it must return a finite number"),
+        ("nan", "returned nan at rows.jsonl:8, answer 2: 'nan': it must"),
+        ("inf", "returned inf at rows.jsonl:8, answer 2: 'inf': it must"),
+        ("x", "failed at rows.jsonl:8, answer 2: 'x': ZeroDivisionError: division by zero"),
     ],
 )
 def test_a_failing_reward_names_row_and_answer(completion: str, message: str) -> None:
