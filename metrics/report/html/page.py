@@ -6,21 +6,20 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from efficientbench.basics.counted import number_of
 from efficientbench.metrics.records.figures import Subject
 from efficientbench.metrics.records.generation.generation import GenerationRecord
-from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.records.record import RunRecord, Status
 from efficientbench.metrics.report.plots.svg import MOST_RUNS, key_of
 from efficientbench.metrics.report.plots.told import told_tables
 from efficientbench.metrics.report.report import Report
 from efficientbench.metrics.report.section import SECTIONS
 from efficientbench.metrics.report.table import shortened
 
-STATES = ("completed", "stopped", "failed")
 MOST_IN_HEADING = 5
 """Most variants, and most sizes, that the heading names."""
 MOST_LINES = 9
@@ -94,7 +93,7 @@ def _summary(records: Sequence[RunRecord], generations: Sequence[GenerationRecor
     ended_so: Counter[str] = Counter()
     for record in records:
         ended_so[record.status] += record.repeats
-    ended = ", ".join(f"{ended_so[state]:,} {state}" for state in STATES if ended_so[state])
+    ended = ", ".join(f"{ended_so[state]:,} {state}" for state in get_args(Status) if ended_so[state])
     devices = list(dict.fromkeys(f"{record.devices} × {record.device_name}" for record in records))
     named = devices[:4] + (["…"] if len(devices) > 4 else [])
     days = sorted(record.started_at[:10] for record in records)
