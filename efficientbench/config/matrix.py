@@ -196,7 +196,7 @@ def load_matrix(path: Path = MATRIX) -> Matrix:
 def _shipped() -> Matrix:
     """Return matrix.yaml, with the sizes, variants and suites of hybrids.yaml."""
     matrix: Matrix = load_yaml(MATRIX, Matrix)
-    hybrids = _hybrids()
+    hybrids: Matrix = load_yaml(HYBRIDS, Matrix)
     further = {**matrix.further, **hybrids.suites}
     return _over(matrix, hybrids).model_copy(update={"suites": matrix.suites, "further": further})
 
@@ -213,15 +213,7 @@ def _over(ours: Matrix, matrix: Matrix) -> Matrix:
     return matrix.model_copy(update={**parts, "smoke": SmokeShapes(**smoke)})
 
 
-@lru_cache(maxsize=1)
-def _hybrids() -> Matrix:
-    """Return the matrix of hybrids.yaml as it is written, read only once like `_chat`."""
-    return load_yaml(HYBRIDS, Matrix)
-
-
-@lru_cache(maxsize=1)
 def _chat() -> Matrix:
-    """Return the matrix of chat.yaml, read only once, since every look-up of a run needs it."""
     return _checked(load_yaml(CHAT, Matrix), CHAT)
 
 
@@ -255,19 +247,27 @@ def load_smoke(path: Path = EXPERIMENTS / "smoke.yaml") -> Smoke:
     return load_yaml(path, Smoke)
 
 
-def load_yaml(path: Path, form: type[Any]) -> Any:
+def load_yaml(path: Path, form: type[Part]) -> Any:
     """Read a YAML file and validate it as `form`. Raises ConfigError: the file is missing or not valid."""
     try:
-        # Every command reads the shipped files.
-        content = (parse_own_yaml if path.parent == EXPERIMENTS else parse_yaml)(read_text(path))
-        # An escape may name a lone surrogate, which no record can hold.
-        json.dumps(content, ensure_ascii=False, skipkeys=True, default=str).encode()
+        return _valid(path, read_text(path), form)
+    except ConfigError:
+        raise
     except FileNotFoundError:
         raise ConfigError(f"{path} is missing") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
+
+
+# A study's plan looks up a thousand runs, each in the same files.
+@lru_cache(maxsize=16)
+def _valid(path: Path, text: str, form: type[Part]) -> Any:
+    # Every command reads the shipped files.
+    content = (parse_own_yaml if path.parent == EXPERIMENTS else parse_yaml)(text)
+    # An escape may name a lone surrogate, which no record can hold.
+    json.dumps(content, ensure_ascii=False, skipkeys=True, default=str).encode()
     if content is None:
         raise ConfigError(f"{path.name} is empty: its keys are {', '.join(form.model_fields)}")
     try:

@@ -33,9 +33,8 @@ def configured(corpus: Path, *overrides: str) -> RunConfig:
     return tiny("gqa_1.5B", f"data.cache={corpus.parent}", "checkpoint.interval=2", *batch, *overrides)
 
 
-@pytest.mark.parametrize(
-    "layout", [each if each == "DP 2" else pytest.param(each, marks=pytest.mark.proof) for each in LAYOUTS]
-)
+@pytest.mark.proof
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_branch_equals_a_run_of_its_length(
     layout: str, ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path
 ) -> None:

@@ -56,7 +56,7 @@ EXACT = {
     "Muon, two tables on two stages": (2, "nanochat", ["parallel.pp=2", "training.optimizer=muon", *RATES]),
     "two tables with rates of their own on two stages": (2, "nanochat", ["parallel.pp=2", *RATES]),
 }
-QUICK = ("DP 2, bf16", "PP 2 interleaved", "experts over the global batch, EP 2", "experts' bias, EP 2, bf16")
+QUICK = ("DP 2, bf16", "PP 2 interleaved", "experts over the global batch, EP 2")
 
 KEYS = {
     "single": (1, []),
@@ -93,7 +93,7 @@ RESHARDED = [
     *((f"{name} by Muon", "TP 2", "DP 2") for name in BY_MUON if name != "gqa"),
     ("moe by Muon", "EP 2", "TP 2 with SP"),
 ]
-QUICK_RESHARDED = [("gqa", "DP 2", "TP 2 with SP"), ("moe", "EP 2", "TP 2 with SP")]
+QUICK_RESHARDED = [("gqa", "DP 2", "TP 2 with SP")]
 
 Saved = Callable[..., tuple[Resumed, Path]]
 

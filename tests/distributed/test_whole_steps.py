@@ -88,7 +88,7 @@ CASES = [
     ("moe over sequence", "TP 2 with SP, micro-batches of 2", "EP 2, micro-batches of 1"),
     ("moe over global", "EP 2, micro-batches of 1", "TP 2 with SP, micro-batches of 2"),
 ]
-QUICK = [("gqa", "DP 2", "DP 2"), ("gqa by Muon", "single", "TP 2 with SP")]
+QUICK = [("gqa", "DP 2", "DP 2")]
 
 
 @dataclass

@@ -158,6 +158,7 @@ def test_an_external_encoding_changes_the_model(tmp_path: Path, monkeypatch: pyt
     assert not torch.equal(added, none)
 
 
+@pytest.mark.proof
 def test_the_template_of_a_new_variant_works(tmp_path: Path) -> None:
     efficientbench("new-variant", "my_own", "--like", "gqa", cwd=tmp_path, expect=0)
     words = ("--smoke", "model.attention.kind=my_own:VARIANT")
@@ -175,7 +176,9 @@ def test_the_template_of_a_new_variant_works(tmp_path: Path) -> None:
         assert not (tmp_path / f"{name}.py").exists()
 
 
-@pytest.mark.parametrize("like", sorted(EXAMPLES))
+@pytest.mark.parametrize(
+    "like", [each if each == "gqa" else pytest.param(each, marks=pytest.mark.proof) for each in sorted(EXAMPLES)]
+)
 def test_the_line_that_a_new_variant_prints_is_a_run(like: str, tmp_path: Path) -> None:
     printed = efficientbench("new-variant", "my_own", "--like", like, cwd=tmp_path, expect=0).stdout
     words = next(line for line in printed.splitlines() if line.startswith("  efficientbench run ")).split()[2:]

@@ -112,7 +112,7 @@ def test_marks_and_signs_are_replaced_in_a_locale_that_lacks_them(tmp_path: Path
     assert call(command("keys", "model"), tmp_path, **latin).stdout == told
 
 
-@pytest.mark.parametrize("mode", ["0", "1"], ids=["locale", "UTF-8 mode"])
+@pytest.mark.parametrize("mode", ["0", pytest.param("1", marks=pytest.mark.proof)], ids=["locale", "UTF-8 mode"])
 def test_arguments_from_a_gbk_terminal_are_read_or_refused(tmp_path: Path, mode: str) -> None:
     locale = {**made_locale(tmp_path, "zh_CN", "GBK"), "PYTHONUTF8": mode}
     for letters in (GBK, "你好"):

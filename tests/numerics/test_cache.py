@@ -122,6 +122,7 @@ def test_a_cache_takes_the_bytes_of_the_formula(case: str, dtype: str) -> None:
         assert cache.bytes == wanted
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("case", CASES)
 def test_bf16_decoding_rounds_no_more_than_one_pass(case: str) -> None:
     config, wide = configuration(case, "training.dtype=bf16"), configuration(case)

@@ -229,7 +229,9 @@ def test_a_plan_is_told_in_chinese(monkeypatch: pytest.MonkeyPatch) -> None:
         ["plan", "gqa_1.5B"],
         ["plan", "gqa_1.5B", "--world", "8", "--device", "Ascend 910B3"],
         ["plan", "gqa_1.5B", "--world", "8", "--device", "H100 SXM", "--search", "--price-per-hour", "2"],
-        ["plan", "gqa_7B", "--world", "16", "--device", "H100 SXM", "tp=2", "pp=4"],
+        pytest.param(
+            ["plan", "gqa_7B", "--world", "16", "--device", "H100 SXM", "tp=2", "pp=4"], marks=pytest.mark.proof
+        ),
         ["finetune", "lora_32B", "--plan", "--world", "16", "--device", "Ascend 910B3"],
         ["finetune", "lora_32B", "--plan", "--world", "2", "--memory-gb", "8"],
         ["sweep", "--dry-run", "--only", "gqa,mla", "--sizes", "0.5B"],

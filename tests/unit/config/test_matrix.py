@@ -11,7 +11,7 @@ import yaml
 from efficientbench.architecture.registry import ATTENTION
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.load import resolve
-from efficientbench.config.matrix import CHAT, EXPERIMENTS, HYBRIDS, load_matrix, load_smoke
+from efficientbench.config.matrix import CHAT, EXPERIMENTS, HYBRIDS, _valid, load_matrix, load_smoke
 from efficientbench.training.update.schedule import learning_rate
 
 SIZES = ("0.5B", "1.5B", "3B")
@@ -144,6 +144,7 @@ def test_an_empty_section_of_a_matrix_sets_nothing(tmp_path: Path) -> None:
 @pytest.mark.skipif(not yaml.__with_libyaml__, reason="PyYAML was built without libyaml")
 def test_the_shipped_files_are_parsed_by_libyaml(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every command reads them, and PyYAML's own parser takes many times as long."""
+    _valid.cache_clear()
     monkeypatch.setattr(yaml.SafeLoader, "get_single_node", None)
     assert load_matrix().runs
     assert load_smoke()

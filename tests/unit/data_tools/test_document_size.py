@@ -76,7 +76,8 @@ def test_skipped_documents_are_counted_and_named(tmp_path: Path, tokenizer: Path
         tokenize_files([source], prefix, tokenizer, max_document_mb=2, max_rejects=0.5)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("jsonl.gz", marks=pytest.mark.proof), "parquet"])
+@pytest.mark.proof
+@pytest.mark.parametrize("kind", ["jsonl.gz", "parquet"])
 def test_memory_stays_bounded_whatever_a_file_unpacks_to(tmp_path: Path, kind: str) -> None:
     path = tmp_path / f"data.{kind}"
     if kind == "parquet":

@@ -265,7 +265,9 @@ def test_an_endless_listing_is_abandoned(hub: HubState, tmp_path: Path, monkeypa
         download(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["info", "tree", "storage"])
+@pytest.mark.parametrize(
+    "kind", [*(pytest.param(each, marks=pytest.mark.proof) for each in ("info", "tree")), "storage"]
+)
 def test_a_trickling_server_is_abandoned(
     hub: HubState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from support.command_line import environment
 
 BOUND = """
@@ -26,6 +27,7 @@ with groups.model_parallel(ParallelConfig(), seed=0):
 """
 
 
+@pytest.mark.proof
 def test_megatrons_groups_are_not_connected_before_they_are_used() -> None:
     """On an H200, communicators of groups that a world bound to its device made took 6.9 GB, used or not."""
     done = subprocess.run([sys.executable, "-c", BOUND], env=environment(), capture_output=True, text=True, check=False)

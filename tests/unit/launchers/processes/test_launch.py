@@ -187,7 +187,7 @@ def test_a_users_mistake_is_reported_once_with_exit_code_2(tmp_path: Path, capfd
     ("signals", "expected"),
     [
         ([Launcher.interrupt_from_terminal], 130),
-        ([Launcher.terminate], 143),
+        pytest.param([Launcher.terminate], 143, marks=pytest.mark.proof),
         # Schedulers send SIGTERM to a job's script and to its processes, and the script passes it on.
         ([Launcher.terminate, Launcher.terminate], 143),
         # Of a terminal that is closed, the kernel and the shell send SIGHUP.
