@@ -54,6 +54,11 @@ def main() -> None:
     shape = [*SHAPE, *arguments.shape]
     row = {"machine": f"{len(os.sched_getaffinity(0))} cores of {CPU().names()[0]}", "processor": processor()}
     for dtype in ("fp32", "bf16"):
+        if dtype in CPU().slow_dtypes():
+            row |= dict.fromkeys(
+                (f"{dtype} products, GFLOP/s", f"{dtype} step", f"{dtype} step, 95 %"), "n/a: too slow"
+            )
+            continue
         row[f"{dtype} products, GFLOP/s"] = products_gflops_per_s(TORCH_DTYPES[dtype])
         config = resolve("gqa_1.5B", smoke=True, overrides=[*shape, f"training.dtype={dtype}"])
         with world_of_one_rank(seed=config.training.seed) as device:
