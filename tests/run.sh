@@ -30,7 +30,7 @@ unset PYTHONDONTWRITEBYTECODE
 python3 -m compileall -q -j 0 efficientbench data_tools launchers metrics tests/{oracles,replicas,support}
 # The folders with the longest tests first, so that no process is left alone with one of them at the end. One thread in
 # each: the processes share the cores.
-OMP_NUM_THREADS=1 python3 -m pytest -m "($wanted) and not alone" --numprocesses "$(nproc)" \
+OMP_NUM_THREADS=1 python3 -m pytest -m "($wanted) and not alone" --numprocesses "$(env -u OMP_NUM_THREADS nproc)" \
     --dist loadfile --no-loadscope-reorder tests/distributed tests/end_to_end tests/numerics tests/unit || failed=1
 # Only their files, since a single process takes longer to import all tests than to run these. The unit tests come first:
 # after runs that fill the memory, the system is busy for a while.

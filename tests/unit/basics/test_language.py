@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import typer
-import yaml
 from rich.console import Console
 from support.command_line import efficientbench
 from support.repository import ROOT
 from typer.testing import CliRunner
 
+from efficientbench.basics.foreign import parse_own_yaml
 from efficientbench.basics.language import TABLES, in_chinese, in_users_language, is_chinese
 from efficientbench.basics.program import translate_help
 from efficientbench.cli.app import app
@@ -306,7 +306,7 @@ def test_the_locale_of_messages_decides_the_language(variables: dict[str, str], 
 def test_the_table_of_translations_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [table.read_text(encoding="utf-8") for table in TABLES]
     keys = [key for text in texts for key in re.findall(r'^  ("(?:[^"\\]|\\.)*"): ', text, re.MULTILINE)]
-    parts = [part for text in texts for part in yaml.safe_load(text).values()]
+    parts = [part for text in texts for part in parse_own_yaml(text).values()]
     content = {english: chinese for part in parts for english, chinese in part.items()}
     # No key twice, of which a reader would see the last alone.
     assert len(keys) == len(content)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 
 import pytest
-import yaml
 from support.repository import ROOT
 
+from efficientbench.basics.foreign import parse_own_yaml
 from efficientbench.basics.language import TABLES, in_chinese
 
 HAN = re.compile("[\u4e00-\u9fff]")
@@ -18,9 +19,10 @@ ENGLISH = re.compile("[a-z]{2,} [a-z]{2,} [a-z]{2,}")
 """Three words, one after the other, as no list of names has them."""
 
 
+@functools.cache
 def catalogue() -> dict[str, str]:
     """The Chinese of every key."""
-    parts = (part for table in TABLES for part in yaml.safe_load(table.read_text(encoding="utf-8")).values())
+    parts = (part for table in TABLES for part in parse_own_yaml(table.read_text(encoding="utf-8")).values())
     return {english: chinese for part in parts for english, chinese in part.items()}
 
 

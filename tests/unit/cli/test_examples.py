@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -23,20 +24,24 @@ from efficientbench.sweep.combinations import parse_axes
 from efficientbench.sweep.selection import select
 
 
+@functools.cache
+def group_of(application: typer.Typer) -> Any:
+    return typer.main.get_command(application)
+
+
 def parsed(application: typer.Typer, line: str) -> tuple[str, dict[str, Any]]:
     """Return a line's command and its parameters as its own parser reads them; run nothing."""
-    group: Any = typer.main.get_command(application)
     name, *words = shlex.split(line)
-    return name, {} if words == ["--help"] else group.commands[name].make_context(name, words).params
+    commands = group_of(application).commands
+    return name, {} if words == ["--help"] else commands[name].make_context(name, words).params
 
 
 @pytest.mark.parametrize(("application", "examples"), [(app, EXAMPLES), (data_app, DATA_EXAMPLES)])
 def test_each_command_has_examples_that_its_parser_accepts(
     application: typer.Typer, examples: Mapping[str, tuple[str, ...]]
 ) -> None:
-    group: Any = typer.main.get_command(application)
     assert list(examples)[0] == ""
-    assert set(examples) - {""} == set(group.commands)
+    assert set(examples) - {""} == set(group_of(application).commands)
     for name, lines in examples.items():
         assert lines
         for line in lines:
