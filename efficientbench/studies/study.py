@@ -119,7 +119,7 @@ def study(
 
     Raises:
         ConfigError: the question is wrong, the study's folder cannot be written, or it has an answer of more runs,
-            which were trained with other keys.
+            which were trained with other keys or for another section.
         MetricsError: the runs were validated on different texts.
         KeyboardInterrupt: Ctrl-C; the same call goes on from there. SystemExit: SIGTERM or SIGHUP.
     """
@@ -157,7 +157,7 @@ def tell(study: Study) -> None:
     """Print the answer of a study, and write it into the study's folder.
 
     Raises:
-        ConfigError: the folder has an answer of more runs, which were trained with other keys.
+        ConfigError: the folder has an answer of more runs, which were trained with other keys or for another section.
         MetricsError: its runs cannot be compared, or a file cannot be written.
     """
     check_replaces(study)

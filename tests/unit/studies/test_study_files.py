@@ -130,6 +130,29 @@ def test_an_answer_is_not_replaced_by_one_of_fewer_runs_because_a_key_is_another
     assert {path.name: path.read_bytes() for path in suite.glob("study.*")} == before
 
 
+def test_an_answer_is_not_replaced_by_one_of_fewer_seeds(tmp_path: Path) -> None:
+    rates = {name: dict.fromkeys(("8k", "16k", "32k"), 0.003) for name in ("gqa", "mla")}
+    file, suite = write_study(tmp_path / "mine.yaml", learning_rate=rates, seeds=2), tmp_path / "suite"
+    of = planned(Question(file, (f"output={suite}",)), ANYWHERE, None, dry_run=True)
+    runs = of.runs(search(of).rates)
+    for number, run in enumerate(runs):
+        write_record(run.task, 3.0 - 0.01 * number)
+    given = ["study", str(file), "--verdict", f"output={suite}"]
+    assert CliRunner().invoke(app, given).exit_code == 0
+    before = {path.name: path.read_bytes() for path in suite.glob("study.*")}
+    done = CliRunner().invoke(app, [*given, "--seeds", "1"])
+    assert isinstance(done.exception, ConfigError)
+    assert str(done.exception) == (
+        f"study: {suite} keeps its answer of 24 complete runs, since this call's study has 12 of 12: restore seeds: 2, "
+        "or output=FOLDER for a study of its own"
+    )
+    assert {path.name: path.read_bytes() for path in suite.glob("study.*")} == before
+    # The same question about fewer records, and one of more runs, are answered anew.
+    runs[-1].task.folder.record.unlink()
+    assert efficientbench.study(file, f"output={suite}", train=False).complete == 23
+    assert efficientbench.study(file, f"output={suite}", seeds=3, train=False).complete == 23
+
+
 def test_the_package_imports_nothing_until_it_is_called() -> None:
     code = "import efficientbench, sys; print([name for name in sys.modules if name.startswith('efficientbench.')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
