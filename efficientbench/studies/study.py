@@ -154,7 +154,7 @@ def trained(question: Question, jobs: str, time_limit_s: float | None, retry_fai
 
 
 def tell(study: Study) -> None:
-    """Print the answer of a study, and write it into the study's folder.
+    """Write the answer of a study into the study's folder, and print it.
 
     Raises:
         ConfigError: the folder has an answer of more runs, which were trained with other keys or for another section.
@@ -162,8 +162,10 @@ def tell(study: Study) -> None:
     """
     check_replaces(study)
     found = answer(study)
+    # First written: a closed pipe, as of `| head`, ends the printing.
+    files = write_answer(found, study.folder)
     print_answer(found, Console(highlight=False))
-    for path in write_answer(found, study.folder):
+    for path in files:
         print(path)
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from support.command_line import environment
@@ -28,7 +29,7 @@ from efficientbench.studies.answer import Answer, answer
 from efficientbench.studies.page import parts, print_answer
 from efficientbench.studies.record import ANSWER, page, write_answer
 from efficientbench.studies.search import search
-from efficientbench.studies.study import ANYWHERE, Question, planned
+from efficientbench.studies.study import ANYWHERE, Question, as_found, planned, tell
 
 ATTACK = "</script><script>alert(1)</script>\"'&|"
 
@@ -151,6 +152,15 @@ def test_an_answer_is_not_replaced_by_one_of_fewer_seeds(tmp_path: Path) -> None
     runs[-1].task.folder.record.unlink()
     assert efficientbench.study(file, f"output={suite}", train=False).complete == 23
     assert efficientbench.study(file, f"output={suite}", seeds=3, train=False).complete == 23
+
+
+def test_an_answer_is_written_though_its_reader_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, suite = write_study(tmp_path / "mine.yaml"), tmp_path / "suite"
+    suite.mkdir()
+    monkeypatch.setattr("efficientbench.studies.study.print_answer", Mock(side_effect=BrokenPipeError))
+    with pytest.raises(BrokenPipeError):
+        tell(as_found(Question(file, (f"output={suite}",))))
+    assert (suite / "study.json").is_file()
 
 
 def test_the_package_imports_nothing_until_it_is_called() -> None:
