@@ -13,6 +13,7 @@ from rich.console import Console
 
 from efficientbench.basics.cgroup import usable_cores
 from efficientbench.basics.errors import ConfigError
+from efficientbench.config.load import check_is_no_file
 from efficientbench.config.matrix import MATRIX
 from efficientbench.launchers.processes.failure import STOP_EXIT_CODES
 from efficientbench.studies.answer import Answer, answer
@@ -27,7 +28,7 @@ from efficientbench.studies.suite import parsed_target, section_of, written
 from efficientbench.sweep.machine import Machine, find_machine, parallel_runs
 from efficientbench.sweep.scheduler import Manner
 from efficientbench.sweep.selection import Request
-from efficientbench.sweep.sweep import check_is_no_file, device_of
+from efficientbench.sweep.sweep import device_of
 
 ANYWHERE = Machine("cpu", "", ("0",), None, 0, None)
 """Where no run starts: records may be of any device."""

@@ -75,6 +75,8 @@ def test_mistakes_in_calls_are_named() -> None:
     for world in (0, -8):
         with pytest.raises(ConfigError, match=f"world={world}: a cluster has 1 accelerator or more"):
             efficientbench.plan("gqa_1.5B", world=world)
+    with pytest.raises(ConfigError, match="^output: .* is a file; give a folder$"):
+        efficientbench.plan("gqa_1.5B", f"output={NOTEBOOK}")
     for words in ((5,), ("gqa_1.5B", {"training.seq_len": 8})):
         with pytest.raises(ConfigError, match="is no text: plan takes a run's name and keys, 'gqa_1.5B'"):
             efficientbench.plan(*words)
