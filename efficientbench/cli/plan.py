@@ -140,7 +140,10 @@ def plan(
 
         print_matrix(overrides, smoke)
         return
+    from efficientbench.config.load import check_is_no_file
+
     config, _ = resolve_arguments(name or "", arguments or [], smoke, data, tokenizer, matrix)
+    check_is_no_file(Path(config.output))
     if world is not None and best and device is not None:
         options = {"--data": data, "--tokenizer": tokenizer, "--matrix": matrix and str(matrix)}
         given = [name or "", *overrides_of(arguments or [], None, None), *(["--smoke"] if smoke else [])]

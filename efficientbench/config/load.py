@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import reprlib
 import types
@@ -94,6 +95,13 @@ def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = (), matri
     if problems:
         raise ConfigError(problems)
     return config
+
+
+def check_is_no_file(output: Path) -> None:
+    """Refuse a file in the place of the folder of runs. Raises ConfigError."""
+    # Not output.is_file, which raises for a name that is too long: that is refused with the runs' own reasons.
+    if os.path.isfile(output):
+        raise ConfigError(f"output: {output} is a file; give a folder")
 
 
 def _with_kinds(tree: Overlay, overrides: Sequence[str]) -> Overlay:

@@ -30,6 +30,8 @@ class Bill:
     """Where the energy is from, or why there is no time."""
     reached: Reached | Calibrated | None = None
     """What published runs or a calibration reached, where the time is a projection with it."""
+    bounded: bool = True
+    """Whether the device's TDP bounds the energy where there is none; else nothing is said of it."""
 
 
 def bill(
@@ -107,10 +109,12 @@ def _beside(runs: int, at_once: int) -> str:
 
 
 def _energy(bills: Sequence[Bill], device_s: float, device: str | None) -> str:
-    """Return the energy in words: by measurement where each run has one, else a range by the device's TDP."""
+    """Return the energy in words: by measurement where each run has one, else by the TDP where that bounds each."""
     measured = [each.energy_j for each in bills if each.energy_j is not None]
     if len(measured) == len(bills):
         return f"{sum(measured) / KWH_J:,.3g} kWh ({bills[0].source})"
+    if unbounded := next((each for each in bills if not each.bounded), None):
+        return f"kWh {ABSENT} ({unbounded.source})"
     try:
         tdp_w = known_device(device).tdp_w if device is not None else None
     except MetricsError:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import overload
 
 from efficientbench.basics.errors import ConfigError
+from efficientbench.config.load import check_is_no_file
 from efficientbench.config.matrix import MATRIX
 from efficientbench.metrics.sensors.hardware import known_device
 from efficientbench.planning.cluster_plan import ClusterPlan, make_cluster_plan
@@ -63,8 +64,8 @@ def plan(
         devices_per_node: with `world` or `device`: accelerators on each node; None: 8.
 
     Raises:
-        ConfigError: there is no such run or key, or it is no text, a number of accelerators is none, or the layout
-            cannot work.
+        ConfigError: there is no such run or key, or it is no text, the output is a file, a number of accelerators is
+            none, or the layout cannot work.
         DataError: the run's tokenizer is damaged.
         DeviceError, MetricsError: the device is unknown.
     """
@@ -75,6 +76,7 @@ def plan(
         if count is not None and (not isinstance(count, Integral) or count < 1):
             raise ConfigError(f"{option}={count!r}: a cluster has 1 accelerator or more, as a whole number")
     config, _ = resolve_run(name, smoke, keys, Path(matrix))
+    check_is_no_file(Path(config.output))
     if world is None and device is not None:
         world = devices_per_node or known_device(device).usual_count
     if world is None:

@@ -23,6 +23,7 @@ from efficientbench.studies.answer import Answer
 from efficientbench.studies.cells import DECIDED
 from efficientbench.studies.page import markdown, parts, summary, title
 from efficientbench.studies.runs import Study
+from efficientbench.studies.suite import StudySection
 
 STUDY_MD = "study.md"
 ANSWER = TypeAdapter(Answer)
@@ -44,13 +45,28 @@ def write_answer(answer: Answer, folder: Path) -> list[Path]:
 
 
 def check_replaces(study: Study) -> None:
-    """Raise ConfigError where the folder has an answer of more runs, which were trained with other keys."""
+    """Raise ConfigError where the folder has an answer of more runs, with other keys or of another section."""
     try:
         before = ANSWER.validate_json(read_whole(study.folder / STUDY_JSON))
     except (OSError, ValueError):
         return
-    if before.complete <= study.complete or not study.other_values:
+    # Under the same question the records themselves are gone.
+    if before.complete <= study.complete or (not study.other_values and before.section == study.section):
         return
+    kept, complete, runs = number_of(before.complete, "complete run"), study.complete, len(study.runs)
+    if study.other_values:
+        raise ConfigError(
+            f"study: {study.folder} keeps its answer of {kept}, since {complete} of {runs} were trained with the keys "
+            f"of this call: {_other_keys(study)}, or output=FOLDER for a study of its own"
+        )
+    raise ConfigError(
+        f"study: {study.folder} keeps its answer of {kept}, since this call's study has {complete} of {runs}: "
+        f"restore {_other_section(before.section, study.section)}, or output=FOLDER for a study of its own"
+    )
+
+
+def _other_keys(study: Study) -> str:
+    """Return how to call for the runs that are there."""
     typed = [key for key in study.other_values if key not in DECIDED]
     # A model follows from its text's vocabulary, or from the file.
     typed = [key for key in typed if not key.startswith("model.")] or typed
@@ -59,16 +75,15 @@ def check_replaces(study: Study) -> None:
         for key, value in study.other_values.items()
         if key in typed
     ]
-    told = (
-        f"give the keys {shlex.join(words)}"
-        if words
-        else f"the file's study sets another {', '.join(study.other_values)}: restore that"
-    )
-    raise ConfigError(
-        f"study: {study.folder} keeps its answer of {number_of(before.complete, 'complete run')}, since "
-        f"{study.complete} of {len(study.runs)} were trained with the keys of this call: {told}, or output=FOLDER for "
-        "a study of its own"
-    )
+    if words:
+        return f"give the keys {shlex.join(words)}"
+    return f"the file's study sets another {', '.join(study.other_values)}: restore that"
+
+
+def _other_section(before: StudySection, now: StudySection) -> str:
+    """Return the words of an earlier section that are other ones now."""
+    words, own = before.model_dump(mode="json"), now.model_dump(mode="json")
+    return ", ".join(f"{key}: {json.dumps(value)}" for key, value in words.items() if value != own[key])
 
 
 def page(answer: Answer) -> str:

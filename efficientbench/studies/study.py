@@ -13,6 +13,7 @@ from rich.console import Console
 
 from efficientbench.basics.cgroup import usable_cores
 from efficientbench.basics.errors import ConfigError
+from efficientbench.config.load import check_is_no_file
 from efficientbench.config.matrix import MATRIX
 from efficientbench.launchers.processes.failure import STOP_EXIT_CODES
 from efficientbench.studies.answer import Answer, answer
@@ -27,7 +28,7 @@ from efficientbench.studies.suite import parsed_target, section_of, written
 from efficientbench.sweep.machine import Machine, find_machine, parallel_runs
 from efficientbench.sweep.scheduler import Manner
 from efficientbench.sweep.selection import Request
-from efficientbench.sweep.sweep import check_is_no_file, device_of
+from efficientbench.sweep.sweep import device_of
 
 ANYWHERE = Machine("cpu", "", ("0",), None, 0, None)
 """Where no run starts: records may be of any device."""
@@ -119,7 +120,7 @@ def study(
 
     Raises:
         ConfigError: the question is wrong, the study's folder cannot be written, or it has an answer of more runs,
-            which were trained with other keys.
+            which were trained with other keys or for another section.
         MetricsError: the runs were validated on different texts.
         KeyboardInterrupt: Ctrl-C; the same call goes on from there. SystemExit: SIGTERM or SIGHUP.
     """
@@ -154,16 +155,18 @@ def trained(question: Question, jobs: str, time_limit_s: float | None, retry_fai
 
 
 def tell(study: Study) -> None:
-    """Print the answer of a study, and write it into the study's folder.
+    """Write the answer of a study into the study's folder, and print it.
 
     Raises:
-        ConfigError: the folder has an answer of more runs, which were trained with other keys.
+        ConfigError: the folder has an answer of more runs, which were trained with other keys or for another section.
         MetricsError: its runs cannot be compared, or a file cannot be written.
     """
     check_replaces(study)
     found = answer(study)
+    # First written: a closed pipe, as of `| head`, ends the printing.
+    files = write_answer(found, study.folder)
     print_answer(found, Console(highlight=False))
-    for path in write_answer(found, study.folder):
+    for path in files:
         print(path)
 
 

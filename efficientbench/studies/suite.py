@@ -19,7 +19,9 @@ REACH = 10
 Match = Literal["flops", "parameters", "active", "none"]
 Ratio = Annotated[PositiveFloat, Field(le=100_000)]
 """Tokens per parameter."""
-RATES = "{at: [50M, 125M], start: 3.0e-3}, or the rate of each variant and size: {gqa: {50M: 3.0e-3}}"
+SEARCHED = "{at: [50M, 125M], start: 3.0e-3}"
+FIXED = "the rate of each variant and size: {gqa: {50M: 3.0e-3}}"
+RATES = f"{SEARCHED}, or {FIXED}"
 
 PARTS = "variants, sizes and target"
 MISSING = {
@@ -88,7 +90,7 @@ class StudySection(Part):
     @classmethod
     def _has_keys(cls, given: object) -> object:
         if not isinstance(given, Mapping | Search):
-            raise ValueError(f"{str(given)[:40]!r} is neither {RATES}")
+            raise ValueError(f"{str(given)[:40]!r} is neither {SEARCHED} nor {FIXED}")
         if isinstance(given, Mapping) and not _searches(given):
             for name, rates in given.items():
                 if not isinstance(rates, Mapping) or any(isinstance(each, Mapping) for each in rates.values()):

@@ -91,7 +91,7 @@ def bill_of(task: Task, estimate: Estimate, machine: Machine) -> Bill:
     """Return what a run takes by its estimate on a machine."""
     devices = 1 if machine.shared else task.ranks
     source = estimate.time_source if estimate.time_s is None else estimate.energy_source
-    return Bill(estimate.time_s, devices, estimate.energy_j, source)
+    return Bill(estimate.time_s, devices, estimate.energy_j, source, bounded=estimate.bounded)
 
 
 def _sum(todo: int, at_once: int) -> str:

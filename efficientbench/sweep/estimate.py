@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from efficientbench.architecture.variant import UndeclaredError
 from efficientbench.basics.errors import MetricsError
@@ -37,6 +37,8 @@ class Estimate:
     energy_j: float | None
     energy_source: str
     """How the energy was estimated, or why there is no estimate."""
+    bounded: bool = field(default=True, kw_only=True)
+    """Whether the device's TDP bounds the energy that has no estimate."""
     around_s: float = 0.0
     """The part of `time_s` that is no step's: start, validation, checkpoints; 0 where it is not estimated."""
 

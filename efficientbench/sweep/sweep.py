@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import socket
@@ -16,6 +15,7 @@ from efficientbench.basics.cgroup import usable_cores
 from efficientbench.basics.counted import number_of
 from efficientbench.basics.errors import ConfigError, MetricsError
 from efficientbench.basics.language import in_users_language
+from efficientbench.config.load import check_is_no_file
 from efficientbench.launchers.processes.failure import STOP_EXIT_CODES
 from efficientbench.launchers.processes.launch import received_signals
 from efficientbench.metrics.analysis.needed import what_repeats_tell
@@ -179,13 +179,6 @@ def _suite(tasks: Sequence[Task]) -> Path:
     """Return the suite's folder, which contains all runs' folders."""
     first = tasks[0]
     return first.folder.path.parent if first.id == first.folder.path.name else first.folder.path.parent.parent
-
-
-def check_is_no_file(suite: Path) -> None:
-    """Refuse a file in the place of a suite's folder, which holds no runs. Raises ConfigError."""
-    # Not suite.is_file, which raises for a name that is too long: that is refused with the runs' own reasons.
-    if os.path.isfile(suite):
-        raise ConfigError(f"output: {suite} is a file; give a folder")
 
 
 def planned_state(task: Task, queue: Queue, manner: Manner) -> str:

@@ -83,14 +83,14 @@ def estimate_tuning(config: FinetuneConfig, projection: Projection) -> Estimate:
     plan, steps = projection.plan, config.training.steps
     step = None if plan is None else plan.time(plan.layout.tokens)
     if plan is None or plan.request.rates is None or step is None:
-        return Estimate(None, projection.reason or "what links carry is not known", None, _ENERGY)
+        return Estimate(None, projection.reason or "what links carry is not known", None, _ENERGY, bounded=False)
     if steps is None:
-        return Estimate(None, _EPOCHS, None, _ENERGY)
+        return Estimate(None, _EPOCHS, None, _ENERGY, bounded=False)
     source = (
         f"projected from the rates of {plan.request.rates.name}, {REACHED:.0%} of its peak and {LINK:.0%} of each link "
         "assumed, samples of full length, nothing overlaps, training alone"
     )
-    return Estimate(step.longest_s * steps, source, None, _ENERGY)
+    return Estimate(step.longest_s * steps, source, None, _ENERGY, bounded=False)
 
 
 @dataclass(frozen=True)

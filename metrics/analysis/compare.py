@@ -23,6 +23,7 @@ from efficientbench.metrics.analysis.repeats import Group, load_group, load_neig
 from efficientbench.metrics.analysis.rollouts import rollout_ratios
 from efficientbench.metrics.formulas.ratio import Ratio, corrected
 from efficientbench.metrics.records.record import FIGURES, RunRecord
+from efficientbench.metrics.records.runs import path_of
 
 METRICS = tuple(sorted((name for name, row in FIGURES.items() if row.compared), key=lambda name: FIGURES[name].place))
 """The figures that are compared, by their names in the record, in the order of reports."""
@@ -86,11 +87,11 @@ def compare_folders(
         target_loss: as for `compare`.
 
     Raises:
-        MetricsError: a folder holds no run or several, or as `compare`.
+        MetricsError: a folder is no path, holds no run or several, or as `compare`.
     """
     if isinstance(despite, str):
         despite = [name.strip() for name in despite.split(",") if name.strip()]
-    folders = Path(first), Path(second)
+    folders = path_of(first), path_of(second)
     groups = [load_group(folder) for folder in folders]
     return compare(groups[0], groups[1], despite, target_loss, load_neighbours(*folders))
 

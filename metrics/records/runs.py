@@ -48,5 +48,13 @@ def load(folder: str | Path) -> Runs:
 
     Raises MetricsError: there is no such folder, or it cannot be read.
     """
-    records, left_out = load_records(Path(folder))
+    records, left_out = load_records(path_of(folder))
     return Runs(tuple(records), tuple(left_out))
+
+
+def path_of(folder: str | Path) -> Path:
+    """Return the path of a folder that a program names. Raises MetricsError: it is no path."""
+    try:
+        return Path(folder)
+    except TypeError:
+        raise MetricsError(f"{folder!r:.80} is no path: give the folder of runs, like 'output/mine'") from None

@@ -15,6 +15,8 @@ from efficientbench.metrics.analysis.judging import training_of
 from efficientbench.metrics.formulas.ratio import MIN_REPEATS, SIGNIFICANCE, Estimate
 from efficientbench.metrics.formulas.statistics import SURE_STEPS
 from efficientbench.metrics.records.figure import Headline, percent
+from efficientbench.metrics.records.figures import WITH
+from efficientbench.metrics.records.other_layers import layers_of
 from efficientbench.metrics.records.record import FIGURES, RunRecord
 from efficientbench.metrics.report.comparison import noise_floors
 from efficientbench.metrics.report.table import ABSENT, Table, print_wide_table, spoken
@@ -77,8 +79,16 @@ def _most_telling(records: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def unique_names(records: Sequence[RunRecord]) -> list[str]:
-    """Return the runs' names; runs of one name get the seed behind it, and a number where the seed is shared too."""
-    return told_apart([(name(record), record.seed) for record in records])
+    """Return the runs' names; runs of one name get the seed behind it, and a number where the seed is shared too.
+
+    First they get their layers, where those differ, as by the width of a window.
+    """
+    plain = [name(record) for record in records]
+    layers = [layers_of(record.config)[0] for record in records]
+    pairs = list(zip(plain, layers, strict=True))
+    kinds = Counter(own for own, of in set(pairs) if of)
+    named = [f"{own}{WITH}{of})" if of and kinds[own] > 1 else own for own, of in pairs]
+    return told_apart([(own, record.seed) for own, record in zip(named, records, strict=True)])
 
 
 def with_names(records: Sequence[RunRecord]) -> list[tuple[str, RunRecord]]:

@@ -30,6 +30,8 @@ from efficientbench.metrics.report.suites import Row, Suite
 
 WIDTH = 960
 TOP, ROW = 26, 21
+LEAST_COLUMNS = 3
+"""The number of columns that fill the width; fewer are no wider, since wide gaps part a row's words."""
 VALUE = 82
 """Width of a difference's text, right of its interval."""
 GAP = 14
@@ -74,22 +76,24 @@ class _Against:
 
 
 def difference_figures(suites: list[Suite]) -> list[Figure]:
-    """Return a plot for each set of two or more rows."""
-    return [_figure(suite) for suite in suites if len(suite.rows) > 1]
+    """Return a plot for each set of two or more rows, where a row has a figure."""
+    return [figure for suite in suites if len(suite.rows) > 1 and (figure := _figure(suite))]
 
 
-def _figure(suite: Suite) -> Figure:
+def _figure(suite: Suite) -> Figure | None:
     baseline = suite.rows[suite.baseline].name
     places = [place for place in range(len(suite.rows)) if place != suite.baseline][: MOST_RUNS - 1]
     rows = [_Against.of(suite, place) for place in places]
     left = 14 + CHARACTER * max(len(cut(row.marked)) for row in suite.rows)
-    columns = _columns(rows, left)
+    columns = _columns(suite, rows, left)
+    if not columns:
+        return None
     bottom = TOP + ROW * (len(places) + 1) + 4
     parts = [_head(column, bottom) for column in columns]
     parts.append(_baseline(suite, columns))
     for number, row in enumerate(rows, start=1):
         y, name = TOP + ROW * number, row.row.marked
-        texts = [f"{HEADLINE[column.metric].title}: {_told(row, column.metric)}" for column in columns]
+        texts = [f"{HEADLINE[metric].title}: {_told(row, metric)}" for metric in QUESTIONS]
         cells = [_cell(row, column, y + ROW / 2) for column in columns]
         content = [rect(0, y, WIDTH, ROW, "hit"), text(left - 10, y + 14, cut(name), "label", "end"), *cells]
         told = "\n".join([f"{name} against {baseline} ({suite.title})", *texts])
@@ -100,10 +104,12 @@ def _figure(suite: Suite) -> Figure:
     return Figure(title, svg(WIDTH, bottom + 18, f"{title}, one row a variant, one column a figure", parts), note)
 
 
-def _columns(rows: list[_Against], left: float) -> list[_Column]:
-    width = (WIDTH - left) / len(QUESTIONS)
+def _columns(suite: Suite, rows: list[_Against], left: float) -> list[_Column]:
+    """Return a column for each figure that a row of the set has; tooltips say why the others are absent."""
+    shown = [metric for metric in QUESTIONS if any(getattr(row.record, metric) is not None for row in suite.rows)]
+    width = (WIDTH - left) / max(len(shown), LEAST_COLUMNS)
     columns = []
-    for number, metric in enumerate(QUESTIONS):
+    for number, metric in enumerate(shown):
         ratios = [row.ratios[metric] for row in rows if metric in row.ratios]
         begin = left + number * width
         columns.append(_Column(metric, begin, _scale(ratios, begin, begin + width - VALUE - GAP)))
@@ -148,12 +154,10 @@ def _baseline(suite: Suite, columns: list[_Column]) -> Markup:
         rect(0, TOP, WIDTH, ROW, "hit"),
         text(columns[0].left - 10, TOP + 14, cut(row.marked), "label strong", "end"),
     ]
-    texts = []
-    for column in columns:
-        value = getattr(row.record, column.metric)
-        shown = "n/a" if value is None else HEADLINE[column.metric].text(value)
-        parts.append(text(column.scale(0.0) + 6, TOP + 14, shown, "value"))
-        texts.append(f"{HEADLINE[column.metric].title}: {shown}")
+    values = {metric: getattr(row.record, metric) for metric in QUESTIONS}
+    shown = {each: "n/a" if value is None else HEADLINE[each].text(value) for each, value in values.items()}
+    parts += [text(column.scale(0.0) + 6, TOP + 14, shown[column.metric], "value") for column in columns]
+    texts = [f"{HEADLINE[metric].title}: {figure}" for metric, figure in shown.items()]
     return marked(row.number, "\n".join([f"{row.marked}, the baseline ({suite.title})", *texts]), *parts)
 
 

@@ -193,6 +193,7 @@ def test_too_little_memory_for_loading_is_reported_in_one_line() -> None:
         (["sweep", "ours.yaml", "--matrix", "/no/mine.yaml"], "'ours.yaml': one matrix is named already"),
         (["sweep", "--matrix", "/no/mine.yaml"], "error: /no/mine.yaml"),
         (["sweep", "--only", "gqa_0.5B", f"output={__file__}", "--dry-run"], "test_cli.py is a file; give a folder"),
+        (["plan", "gqa_0.5B", f"output={__file__}"], "test_cli.py is a file; give a folder"),
         (["sweep", "mine.yaml", "ours.yaml"], "'ours.yaml': one matrix is named already; a key is written key=value"),
         (["launch", "gqa_1.5B", "--to", "slurm", "--nodes", "0"], "Invalid value for '--nodes'"),
         (["launch", "gqa_1.5B", "--to", "slurm", "--devices-per-node", "-1"], "Invalid value for '--devices-per-node'"),

@@ -16,6 +16,7 @@ from support.repository import ROOT
 import efficientbench
 from efficientbench.basics.errors import ConfigError, MetricsError
 from efficientbench.metrics.records.record import write_record
+from efficientbench.metrics.records.runs import Runs
 
 NOTEBOOK = ROOT / "examples" / "runs_from_python.ipynb"
 
@@ -74,9 +75,16 @@ def test_mistakes_in_calls_are_named() -> None:
     for world in (0, -8):
         with pytest.raises(ConfigError, match=f"world={world}: a cluster has 1 accelerator or more"):
             efficientbench.plan("gqa_1.5B", world=world)
+    with pytest.raises(ConfigError, match="^output: .* is a file; give a folder$"):
+        efficientbench.plan("gqa_1.5B", f"output={NOTEBOOK}")
     for words in ((5,), ("gqa_1.5B", {"training.seq_len": 8})):
         with pytest.raises(ConfigError, match="is no text: plan takes a run's name and keys, 'gqa_1.5B'"):
             efficientbench.plan(*words)
+    for call in (lambda: efficientbench.load(5), lambda: efficientbench.compare(5, 6)):
+        with pytest.raises(MetricsError, match="^5 is no path: give the folder of runs, like 'output/mine'$"):
+            call()
+    with pytest.raises(MetricsError, match=r"^Runs\(records=\(\), .* is no path"):
+        efficientbench.compare(Runs((), ()), "output/mine")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from support.command_line import environment
@@ -28,7 +29,7 @@ from efficientbench.studies.answer import Answer, answer
 from efficientbench.studies.page import parts, print_answer
 from efficientbench.studies.record import ANSWER, page, write_answer
 from efficientbench.studies.search import search
-from efficientbench.studies.study import ANYWHERE, Question, planned
+from efficientbench.studies.study import ANYWHERE, Question, as_found, planned, tell
 
 ATTACK = "</script><script>alert(1)</script>\"'&|"
 
@@ -128,6 +129,38 @@ def test_an_answer_is_not_replaced_by_one_of_fewer_runs_because_a_key_is_another
     ):
         efficientbench.study(file, *keys, train=False)
     assert {path.name: path.read_bytes() for path in suite.glob("study.*")} == before
+
+
+def test_an_answer_is_not_replaced_by_one_of_fewer_seeds(tmp_path: Path) -> None:
+    rates = {name: dict.fromkeys(("8k", "16k", "32k"), 0.003) for name in ("gqa", "mla")}
+    file, suite = write_study(tmp_path / "mine.yaml", learning_rate=rates, seeds=2), tmp_path / "suite"
+    of = planned(Question(file, (f"output={suite}",)), ANYWHERE, None, dry_run=True)
+    runs = of.runs(search(of).rates)
+    for number, run in enumerate(runs):
+        write_record(run.task, 3.0 - 0.01 * number)
+    given = ["study", str(file), "--verdict", f"output={suite}"]
+    assert CliRunner().invoke(app, given).exit_code == 0
+    before = {path.name: path.read_bytes() for path in suite.glob("study.*")}
+    done = CliRunner().invoke(app, [*given, "--seeds", "1"])
+    assert isinstance(done.exception, ConfigError)
+    assert str(done.exception) == (
+        f"study: {suite} keeps its answer of 24 complete runs, since this call's study has 12 of 12: restore seeds: 2, "
+        "or output=FOLDER for a study of its own"
+    )
+    assert {path.name: path.read_bytes() for path in suite.glob("study.*")} == before
+    # The same question about fewer records, and one of more runs, are answered anew.
+    runs[-1].task.folder.record.unlink()
+    assert efficientbench.study(file, f"output={suite}", train=False).complete == 23
+    assert efficientbench.study(file, f"output={suite}", seeds=3, train=False).complete == 23
+
+
+def test_an_answer_is_written_though_its_reader_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, suite = write_study(tmp_path / "mine.yaml"), tmp_path / "suite"
+    suite.mkdir()
+    monkeypatch.setattr("efficientbench.studies.study.print_answer", Mock(side_effect=BrokenPipeError))
+    with pytest.raises(BrokenPipeError):
+        tell(as_found(Question(file, (f"output={suite}",))))
+    assert (suite / "study.json").is_file()
 
 
 def test_the_package_imports_nothing_until_it_is_called() -> None:

@@ -51,7 +51,7 @@ FEW = {"size": "400k", "tokens_per_parameter": 4}
         ),
         ({"target": "@20x"}, "target: '@20x' is no size at tokens per parameter, like 1.5B@20x"),
         ({"variants": "gqa, mla"}, "study: variants: 'gqa, mla' is no list: write it in brackets, [one, another]"),
-        ({"learning_rate": 3e-3}, "study: learning_rate: '0.003' is neither {at: [50M, 125M], start: 3.0e-3}, or the"),
+        ({"learning_rate": 3e-3}, "study: learning_rate: '0.003' is neither {at: [50M, 125M], start: 3.0e-3} nor the"),
         ({"learning_rate": {"start": -1}}, "study: learning_rate: start: Input should be greater than 0"),
         ({"learning_rate": {"gqa": {"8k": "no"}}}, "study: learning_rate: gqa: 8k: Input should be a valid number"),
         ({"sedes": 3}, "study: sedes: unknown key; did you mean seeds?"),

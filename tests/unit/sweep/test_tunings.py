@@ -187,7 +187,9 @@ def test_a_plan_for_a_cluster_lists_fine_tunings_that_do_not_fit(
     assert "finetune full_32B --plan --world 8 --devices-per-node 4 --device 'H100 SXM'` lists the layouts" in printed
     assert "time: projected from the rates of H100 SXM, 40% of its peak" in printed
     assert "\n1 run to do\n" in printed
-    assert printed.startswith("whole budget: ")
+    whole = printed.splitlines()[0]
+    assert whole.startswith("whole budget: ")
+    assert whole.endswith(" device hours, kWh n/a (of a fine-tuning is not estimated)")
     assert list(tmp_path.iterdir()) == []
 
 

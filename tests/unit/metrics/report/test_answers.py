@@ -154,6 +154,14 @@ def test_the_chart_has_intervals_and_reports_no_difference_within_noise() -> Non
     assert "gqa, the baseline (Attention mechanisms, 1.5B)\nJ/token: n/a\ntokens/s: 100" in figure.plot
 
 
+def test_a_chart_has_no_column_for_a_figure_that_no_row_has() -> None:
+    [figure] = difference_figures([only(rival_runs("tokens_per_s", CLEAR))])
+    assert re.findall(r">([^<]*) \(\w+ is better\)<", figure.plot) == ["tokens/s"]
+    assert ">n/a<" not in figure.plot
+    assert "J/token: n/a (gqa_1.5B: not part of this test)" in figure.plot
+    assert difference_figures([only(rival_runs("mfu", CLEAR))]) == []
+
+
 def test_the_charts_figures_of_several_sizes_stand_in_rows_of_their_own() -> None:
     small = [
         record.model_copy(update={"size": "0.5B", "run": f"{record.variant}_0.5B"})

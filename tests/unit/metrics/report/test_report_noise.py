@@ -52,6 +52,27 @@ def test_identical_runs_of_a_sweep_are_searched_once_not_pair_by_pair() -> None:
     assert [floor.names for floor in floors] == [(f"a_{rate}", f"b_{rate}") for rate in range(300)]
 
 
+def test_runs_of_one_name_with_windows_of_other_widths_are_named_by_these() -> None:
+    def windowed(width: int, seed: int) -> RunRecord:
+        layers = {"pattern": ["swa", "own"], "kinds": {"swa": {"attention": {"window": width}}}}
+        config = {"model": {"attention": {"kind": "gqa"}, **layers}, "training": {"seed": seed}}
+        return make_record({"variant": "swa_3to1", "run": "swa_3to1_1.5B", "seed": seed, "config": config})
+
+    runs = [windowed(512, 1), windowed(512, 2), windowed(1024, 1)]
+    assert unique_names(runs) == [
+        "swa_3to1_1.5B (with gqa window 512/gqa) seed 1",
+        "swa_3to1_1.5B (with gqa window 512/gqa) seed 2",
+        "swa_3to1_1.5B (with gqa window 1024/gqa)",
+    ]
+    [suite] = make_rows([runs[0], runs[2]]).suites
+    assert {row.name for row in suite.rows} == {f"swa_3to1_1.5B (with gqa window {width}/gqa)" for width in (512, 1024)}
+    # The rows of other tools name no layers.
+    assert unique_names([runs[0], runs[0].model_copy(update={"config": {}})]) == [
+        "swa_3to1_1.5B seed 1",
+        "swa_3to1_1.5B seed 1 #2",
+    ]
+
+
 def test_repeats_have_distinct_names_and_a_spread() -> None:
     runs = [gpu_run("gqa", "0.5B", steps=20, seed=seed) for seed in (1, 2, 3)]
     assert unique_names(runs) == ["gqa_0.5B seed 1", "gqa_0.5B seed 2", "gqa_0.5B seed 3"]
