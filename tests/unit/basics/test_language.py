@@ -227,6 +227,11 @@ def test_a_mistake_is_told_in_chinese_line_by_line_and_part_by_part(
             "To compare them all the same: --despite dtype",
             "gqa 与 mla 不只在模型上不同；dtype: bf16 against fp32。若仍要比较：--despite dtype",
         ),
+        (
+            "rows.jsonl:2: tools: descriptions of tools are not read; put them into system, or leave the column out; "
+            "data.unusable=drop leaves such rows out, and counts them",
+            "rows.jsonl:2：tools：不读取工具的描述；请写入 system，或去掉该列；data.unusable=drop 会舍去这样的行并计数",
+        ),
     ],
 )
 def test_a_mistake_with_values_and_a_remedy_is_told_in_chinese(english: str, chinese: str) -> None:
