@@ -78,6 +78,13 @@ def check_no_history(row: Mapping[str, Any], key: str) -> None:
         raise RowError(f"history: it is read beside instruction and output alone; {key} has the earlier messages")
 
 
+def check_no_tools(row: Mapping[str, Any]) -> None:
+    """Raise a RowError if a row has LLaMA-Factory's `tools`: what it says of them would be lost."""
+    # Its rows have them as JSON.
+    if (row.get("tools") or "[]") != "[]":
+        raise RowError("tools: descriptions of tools are not read; put them into system, or leave the column out")
+
+
 def read_messages(value: Any, key: str = "messages") -> tuple[Message, ...]:
     """Parse and check the messages of a complete conversation, as JSON has them; errors name the row's `key`.
 

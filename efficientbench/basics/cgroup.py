@@ -8,6 +8,8 @@ from pathlib import Path
 
 import psutil
 
+from efficientbench.basics.files import text_at
+
 _ROOT = Path("/")
 # cgroup v1 writes "no limit" as the largest multiple of a page below 2^63; anything of that order is no limit.
 _UNLIMITED = 1 << 60
@@ -52,11 +54,3 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
             yield folder
             folder = folder.parent
         yield mount
-
-
-def text_at(path: Path) -> str:
-    """Return the text of one of the kernel's files without white space around it; '' where it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

@@ -1,4 +1,4 @@
-"""Writes complete files and folders or none, locks them, and computes checksums."""
+"""Writes complete files and folders or none, locks them, computes checksums, and reads the kernel's files."""
 
 from __future__ import annotations
 
@@ -30,6 +30,14 @@ logger = logging.getLogger(__name__)
 def beside(path: Path, suffix: str) -> Path:
     """Return the path `PATH.SUFFIX` of a file that lies beside `path`."""
     return path.with_name(f"{path.name}.{suffix}")
+
+
+def text_at(path: Path) -> str:
+    """Return the text of one of the kernel's files without white space around it; '' where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import asyncio
 import errno
 import resource
 import socket
-import sys
 import time
 from typing import Any
 
@@ -18,6 +17,8 @@ import h11
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from efficientbench.launchers.processes.supervision import print_stderr
 
 MAX_CONNECTIONS = 256
 """Most connections: a client that waits for a model has one, and a browser opens up to six."""
@@ -92,10 +93,8 @@ class Server(uvicorn.Server):
             if time.monotonic() - self._told_s > TOLD_EVERY_S:
                 self._told_s = time.monotonic()
                 limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-                print(
-                    f"warning: no further client can connect until others leave: {error.strerror} (ulimit -n: {limit})",
-                    file=sys.stderr,
-                    flush=True,
+                print_stderr(
+                    f"warning: no further client can connect until others leave: {error.strerror} (ulimit -n: {limit})"
                 )
         elif not self.should_exit:
             # Not for a retry of `accept` that finds the server ended.

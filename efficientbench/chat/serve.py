@@ -8,7 +8,6 @@ import errno
 import ipaddress
 import logging
 import socket
-import sys
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,6 +17,7 @@ from efficientbench.chat.connections import limit_unread, make_server
 from efficientbench.chat.pool import pool_of
 from efficientbench.chat.web import make_app
 from efficientbench.config.quantization import Quantization
+from efficientbench.launchers.processes.supervision import print_stderr
 from efficientbench.running.rank_process import end
 
 KEY_VARIABLE = "EFFICIENTBENCH_KEY"
@@ -51,7 +51,7 @@ def serve(
         pool_of(chat.run, models) as pool,
     ):
         for problem in chat.warnings:
-            print(f"warning: {problem}", file=sys.stderr)
+            print_stderr(f"warning: {problem}")
         server = make_server(make_app(chat, pool, key, {host, *LOOPBACK_NAMES}))
         # Answers that Ctrl-C cancels are no errors of the server.
         logging.getLogger("uvicorn.error").addFilter(_is_no_end)

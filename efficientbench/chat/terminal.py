@@ -23,6 +23,7 @@ from efficientbench.data_tools.chat.conversations import (
 )
 from efficientbench.generation.command import INTERRUPTED
 from efficientbench.generation.sampling import Sampling
+from efficientbench.launchers.processes.supervision import print_stderr
 from efficientbench.running.failures import ran_out_of_memory
 
 COMMANDS = "clear starts anew; quit or exit (or Ctrl-D) ends"
@@ -94,7 +95,7 @@ def chat(run: Chat, prompt: str | None, sampling: Sampling, max_new_tokens: int)
         RowError, ConfigError: `prompt` cannot be answered, see `Conversation.say`.
     """
     for problem in run.warnings:
-        print(f"warning: {problem}", file=sys.stderr)
+        print_stderr(f"warning: {problem}")
     conversation = Conversation(run, sampling, max_new_tokens)
     try:
         if prompt is not None:

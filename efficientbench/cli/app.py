@@ -172,12 +172,13 @@ def plot(
     columns: Annotated[str, option("LIST", "figures of the LaTeX tables, like tokens_per_s,al_s,mfu")] = "",
 ) -> None:
     """Write the report's plots as files of their own, and its answers as LaTeX tables, into REPORT/plots."""
+    from efficientbench.launchers.processes.supervision import print_stderr
     from efficientbench.metrics.report.choice import Choice
     from efficientbench.metrics.report.paper.paper_plots import write_plots
 
     written, warnings = write_plots(find_run(folder, of_suites=True), form.value, Choice(names(only), names(columns)))
     for line in warnings:
-        print(f"warning: {line}", file=sys.stderr)
+        print_stderr(f"warning: {line}")
     for path in written:
         print(path)
 
@@ -198,11 +199,12 @@ def export(
 ) -> None:
     """Write a run's trained model as a folder that other programs load: weights, configuration, tokenizer."""
     from efficientbench.export.hugging_face import export as export_run
+    from efficientbench.launchers.processes.supervision import print_stderr
 
     quantization, _ = rounded(weights, arguments)
     exported = export_run(find_run(run_folder), folder, step, quantization)
     for line in exported.warnings:
-        print(f"warning: {line}", file=sys.stderr)
+        print_stderr(f"warning: {line}")
     print(f"{exported.class_name} of step {exported.step:,}: {exported.folder}")
 
 

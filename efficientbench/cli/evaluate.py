@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -117,7 +116,7 @@ def _score(asked: Evaluation, by_tasks: bool, lm_eval: str | None) -> None:
         if model.tp * model.dp > 1:
             code = asked.run()
             if code in STOP_EXIT_CODES.values():
-                print(RESUMES, file=sys.stderr)
+                print_stderr(RESUMES)
             raise typer.Exit(code)
         if by_tasks:
             evaluate_run(asked.names, asked.options, model.step, console, quantization=model.quantization)
@@ -127,5 +126,5 @@ def _score(asked: Evaluation, by_tasks: bool, lm_eval: str | None) -> None:
         print_stderr(f"error: {asked.options.folder}: {error}")
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        print(RESUMES, file=sys.stderr)
+        print_stderr(RESUMES)
         raise typer.Exit(130) from None

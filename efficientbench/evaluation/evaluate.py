@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -20,6 +19,7 @@ from efficientbench.evaluation.registry import check_names, make_task
 from efficientbench.evaluation.results import FOLDER, ResultFile, publish, summary_of
 from efficientbench.evaluation.task import Options, Summary, Task
 from efficientbench.generation.open_run import Opened, Share, opened
+from efficientbench.launchers.processes.supervision import print_stderr
 from efficientbench.running.failures import ran_out_of_memory
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import checkpoint_folder, identity
@@ -101,7 +101,7 @@ def evaluate(
     folder = OutputFolder(options.folder).quantized(quantization).path
     with opened(options.folder, step, share, quantization) as run:
         for problem in run.warnings:
-            print(f"warning: {problem}", file=sys.stderr)
+            print_stderr(f"warning: {problem}")
         # Make all tasks before scoring the first, which may take hours.
         tasks = [make_task(name, run, options) for name in names]
         about = about_run(options.folder, run)

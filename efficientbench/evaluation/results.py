@@ -21,6 +21,7 @@ from rich.console import Console
 from efficientbench.basics.errors import ConfigError, MetricsError, os_errors_as
 from efficientbench.basics.files import no_link
 from efficientbench.basics.foreign import parse_json
+from efficientbench.basics.language import in_users_language
 from efficientbench.evaluation.task import ItemResult, Summary, Task
 from efficientbench.metrics.records.evaluation import read_evaluation, write_evaluation
 from efficientbench.metrics.records.record import read_record, write_record
@@ -226,4 +227,4 @@ def _put_into_record(folder: Path, console: Console) -> None:
         write_record(record.model_copy(update={"evaluations": read_scores(folder / FOLDER)}), path)
     except MetricsError as error:
         # For example a record of another version, which this version does not read.
-        console.print(f"warning: the evaluation was not added to the record: {error}")
+        console.print(in_users_language(f"warning: the evaluation was not added to the record: {error}"))

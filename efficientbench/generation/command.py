@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from efficientbench.generation.memory import Case, batch_that_fits, usable_bytes
 from efficientbench.generation.on_ranks import Generation
 from efficientbench.generation.open_run import Opened, opened
 from efficientbench.generation.text_stream import TextStream
+from efficientbench.launchers.processes.supervision import print_stderr
 from efficientbench.running.failures import ran_out_of_memory
 
 
@@ -58,16 +58,16 @@ def generate_text(request: Generation) -> int:
     folder = request.folder
     with opened(folder, request.model.step, quantization=request.model.quantization) as run:
         for problem in run.warnings:
-            print(f"warning: {problem}", file=sys.stderr)
+            print_stderr(f"warning: {problem}")
         try:
             print_texts(run, request, partial(print, end="", flush=True))
         except KeyboardInterrupt:
             return INTERRUPTED
         except GenerationError as error:
-            print(f"error: {folder}, step {run.step:,}: {error}", file=sys.stderr)
+            print_stderr(f"error: {folder}, step {run.step:,}: {error}")
             return 1
         except LackOfMemoryError as error:
-            print(f"error: {error}", file=sys.stderr)
+            print_stderr(f"error: {error}")
             return 1
     return 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from efficientbench.devices.registry import find_device
 from efficientbench.generation.sampling import Sampling
 from efficientbench.launchers.files import temporary_folder
 from efficientbench.launchers.processes.failure import Failure
+from efficientbench.launchers.processes.supervision import print_stderr
 from efficientbench.running.failures import FULL, diagnose, ran_out_of_memory, users_mistake
 from efficientbench.running.kind import set_for_ranks
 from efficientbench.running.output_folder import OutputFolder
@@ -111,7 +111,7 @@ class Request(ABC):
         check_shared(config, model.parallel, device.count(), device.memory_capacity_bytes() is None)
         checkpoint, problems = run.checkpoint(model.step)
         for problem in problems:
-            print(f"warning: {problem}", file=sys.stderr)
+            print_stderr(f"warning: {problem}")
         set_for_ranks(device.environment(model.tp))
         # All ranks read the same checkpoint, even if a newer one is written meanwhile.
         request = replace(self, model=replace(model, step=read_manifest(checkpoint).step))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from efficientbench.devices.base import Device
 from efficientbench.devices.loading import absent, loading
 from efficientbench.devices.quantized import Form, form_of
 from efficientbench.devices.registry import find_device
+from efficientbench.launchers.processes.supervision import print_stderr
 from efficientbench.running.rank_process import Rank
 from efficientbench.running.trained import TrainedRun, changed_code, trained_config
 from efficientbench.training.checkpoints.hashing import Report
@@ -144,9 +144,9 @@ def _quantize(model: GPT, config: RunConfig, form: Form | None) -> None:
     quantize(model, config.model, form)
     if torch.distributed.get_rank() == 0:
         names = ", ".join(f"{name} ({size / 1e6:,.1f} MB)" for name, size in left_out(model).items())
-        print(f"weights: {form.quantization.name} by {form.kernel.name}; left out: {names}", file=sys.stderr)
+        print_stderr(f"weights: {form.quantization.name} by {form.kernel.name}; left out: {names}")
         if form.kernel.quality_only:
-            print(f"warning: {form.kernel.quality_only}", file=sys.stderr)
+            print_stderr(f"warning: {form.kernel.quality_only}")
 
 
 @contextlib.contextmanager

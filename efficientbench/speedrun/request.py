@@ -14,7 +14,7 @@ from efficientbench.basics.files import sha256, write_file
 from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.config.matrix import EXPERIMENTS
 from efficientbench.data_tools.chat.find_task import EVALUATED, TASKS
-from efficientbench.evaluation.chat.questions import check_rows
+from efficientbench.evaluation.chat.questions import check_rows, has_rows
 from efficientbench.evaluation.core.bundle import read_bundle
 from efficientbench.evaluation.task import Options
 
@@ -134,7 +134,7 @@ class Request:
         options = Options(self.work, self.task_data, limit=self.items)
         # What runs programs is not asked without leave, nor is anything before the conversations.
         for name in EVALUATED if len(self.stages) > 1 else ():
-            if (self.task_data / name).is_dir() and (self.allow_code or not TASKS[name].runs_programs):
+            if has_rows(name, self.task_data) and (self.allow_code or not TASKS[name].runs_programs):
                 checks.append(partial(check_rows, name, options))
         for check in checks:
             try:

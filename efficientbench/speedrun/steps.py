@@ -16,6 +16,7 @@ from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.chat.find_task import EVALUATED, TASKS
 from efficientbench.data_tools.tokens.manifest import manifest_path
+from efficientbench.evaluation.chat.questions import has_rows
 from efficientbench.metrics.analysis.paired import FOLDER as EVALUATION
 from efficientbench.metrics.records.generation.generation import GENERATION_NAME, generation_of
 from efficientbench.metrics.records.record import RECORD_NAME
@@ -272,6 +273,6 @@ def _without(request: Request) -> dict[str, str]:
         absent = {task: why for task in EVALUATED if TASKS[task].runs_programs}
     if request.task_data is not None:
         for task in EVALUATED:
-            if not (request.task_data / task).is_dir():
+            if not has_rows(task, request.task_data):
                 absent.setdefault(task, f"{request.task_data / task} is not there")
     return absent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from efficientbench.basics.counted import number_of
@@ -54,13 +55,16 @@ def _tokens(record: RunRecord) -> str:
     return f"{record.tokens_trained:,}{share} trained on{beyond}"
 
 
-def _data(record: RunRecord) -> str:
+def _data(record: RunRecord, named: bool = False) -> str:
+    """Return what a run read, by its content; `named`: with the names too, which the same content may change."""
     section = record.section("data")
     within = ", attention within documents" if section.get("attention_within_documents") else ""
     read = f"split {section.get('split')}{within}"
     if record.data is None:
         return f"{section.get('path') or 'the embedded sample'}, {read}" if section else "not named"
-    sources = " + ".join(f"{each.weight:g} {each.source} ({each.fingerprint[:12]})" for each in record.data)
+    sources = " + ".join(
+        f"{each.weight:g} {f'{each.source} ' if named else ''}({each.fingerprint[:12]})" for each in record.data
+    )
     return f"{sources}, {read}{_questions(record)}"
 
 
@@ -176,7 +180,9 @@ KERNELS = "kernels"
 
 def differences(one: RunRecord, other: RunRecord) -> list[Difference]:
     """Return the conditions in which two runs differ; the model is no condition."""
-    found = [Difference(name, read(one), read(other)) for name, read in CONDITIONS.items() if read(one) != read(other)]
+    shown = CONDITIONS | {"data": partial(_data, named=True)}
+    differing = [name for name, read in CONDITIONS.items() if read(one) != read(other)]
+    found = [Difference(name, shown[name](one), shown[name](other)) for name in differing]
     return [*found, *_kernel_differences(one, other)]
 
 

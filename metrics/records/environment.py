@@ -11,7 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from efficientbench.basics.cgroup import memory_limit_bytes, text_at, usable_cores
+from efficientbench.basics.cgroup import memory_limit_bytes, usable_cores
+from efficientbench.basics.files import text_at
 from efficientbench.metrics.monitoring.measurement import SensorState
 from efficientbench.metrics.sensors.host import processor_name
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import psutil
 
-from efficientbench.basics.cgroup import memory_limit_bytes, text_at, usable_cores
+from efficientbench.basics.cgroup import memory_limit_bytes, usable_cores
 from efficientbench.basics.errors import MetricsError
+from efficientbench.basics.files import text_at
 from efficientbench.metrics.sensors.base import (
     ALLOCATOR_PEAKS,
     MEMORY_AND_UTILIZATION,

@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from efficientbench.basics.cgroup import text_at, usable_cores
+from efficientbench.basics.cgroup import usable_cores
+from efficientbench.basics.files import text_at
 from efficientbench.metrics.formulas.device_use import MachineConditions
 from efficientbench.metrics.sensors.host import processor_name
 

@@ -113,7 +113,7 @@ def test_a_run_that_is_no_chat_model_is_refused_with_the_command_to_train_one(
     plain = train().folder
     done = efficientbench("chat", str(plain), "-p", "Hi", expect=2)
     assert f"the tokenizer of {plain} has no chat tokens" in done.stderr
-    assert "Train one with `train-tokenizer --chat`" in done.stderr
+    assert "Train one with `efficientbench-data train-tokenizer --chat DATA --output FOLDER`" in done.stderr
     of_bytes(tmp_path / "bpe")
     lines = [json.dumps({"text": f"Line {number} of some text."}) for number in range(2000)]
     (tmp_path / "text.jsonl").write_text("\n".join(lines))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from efficientbench.data_tools.chat.conversations import (
     RowError,
     check_no_history,
+    check_no_tools,
     messages_key,
     read_messages,
     with_system,
@@ -24,6 +25,7 @@ class Messages(Task):
         if key not in row:
             raise RowError(f"messages: the key is missing; keys there: {', '.join(map(repr, row)) or 'none':.200}")
         check_no_history(row, key)
+        check_no_tools(row)
         return Example(with_system(row, read_messages(row[key], key)))
 
 

@@ -132,14 +132,23 @@ def _opened(name: str, options: Options, report: Report | None) -> Examples:
     if options.data is None or made_rows(name, task) is not None:
         on_progress = partial(report, f"downloading the rows of {name}") if report is not None else None
         return open_examples(name, hub=task.questions, on_progress=on_progress)
-    return open_examples(name, _find_rows(name, task, options) if name in TASKS else options.data)
+    return open_examples(name, _find_rows(name, options) if name in TASKS else options.data)
 
 
-def _find_rows(name: str, task: Task, options: Options) -> Path:
-    """Return the path or glob of a task's rows: the split `test` of its own folder, or the file of its name."""
-    folder = options.data_folder(name)
+def has_rows(name: str, folder: Path) -> bool:
+    """Return whether the folder of several tasks' items has a task's own folder or files of its name."""
+    return (folder / name).is_dir() or any(any(folder.glob(pattern)) for pattern in _file_names(name))
+
+
+def _file_names(name: str) -> list[str]:
+    """Return the globs of a task's files in the folder of several tasks' items."""
     # Both tasks of ARC may take one file, which has the name of their class's parent.
-    names = [f"{each.name}.*" for each in type(task).__mro__ if issubclass(each, Task) and each.name]
+    return [f"{each.name}.*" for each in type(find_task(name)).__mro__ if issubclass(each, Task) and each.name]
+
+
+def _find_rows(name: str, options: Options) -> Path:
+    """Return the path or glob of a task's rows: the split `test` of its own folder, or the file of its name."""
+    folder, names = options.data_folder(name), _file_names(name)
     # Splits in `--data` itself could be another task's.
     for pattern in names if folder == options.data else ("test", "**/test[-.]*", *names):
         if glob.glob(str(folder / pattern), recursive=True):

@@ -20,6 +20,7 @@ from efficientbench.data_tools.chat.conversations import (
     USER,
     check_learned,
     check_no_history,
+    check_no_tools,
     messages_key,
     parse_messages,
     with_system,
@@ -175,6 +176,7 @@ def _history(value: Any) -> list[list[str]]:
 
 def _checked(entry: Mapping[str, Any], turns: Any, key: str) -> tuple[Message, ...]:
     """Return the turns of a row, in any order that the tokenizer's chat template may take."""
+    check_no_tools(entry)
     messages = with_system(entry, parse_messages(turns, key, ROLES))
     if messages[-1].role != ASSISTANT or not messages[-1].text.strip():
         raise RowError(f"{key}: the last message is no answer of the assistant, of which it could be learned")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from efficientbench.generation.command import INTERRUPTED
 from efficientbench.generation.generate import check_lengths
 from efficientbench.generation.memory import Case, batch_that_fits, too_large, usable_bytes
 from efficientbench.generation.open_run import form_here, in_one_process, opened, with_random_weights
+from efficientbench.launchers.processes.supervision import print_stderr
 from efficientbench.launchers.processes.worker_process import module_command
 from efficientbench.metrics.records.environment import sensor_states
 from efficientbench.metrics.records.generation.generation import (
@@ -162,7 +162,7 @@ def target(
         load_kinds(arguments)
         with opened(Path(run), step, quantization=quantization) as found:
             for problem in found.warnings:
-                print(f"warning: {problem}", file=sys.stderr)
+                print_stderr(f"warning: {problem}")
             form = form_here(found.config, quantization, measured=True)
             yield Target(found.model, found.config, f"step {found.step}", folder, form)
         return

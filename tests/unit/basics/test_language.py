@@ -21,6 +21,7 @@ from efficientbench.basics.language import TABLES, in_chinese, in_users_language
 from efficientbench.basics.program import translate_help
 from efficientbench.cli.app import app
 from efficientbench.data_tools.cli import app as data_app
+from efficientbench.devices.quantized import FP8_CPU
 from efficientbench.doctor.check import Check, print_checks
 from efficientbench.launchers.processes.supervision import print_stderr
 
@@ -129,6 +130,56 @@ def test_mistakes_of_the_guides_commands_are_told_in_chinese_and_the_others_coun
     assert sum(len(lines) for lines in lacking.values()) <= UNTRANSLATED
 
 
+def warnings_printed(folder: str) -> Iterator[tuple[str, str]]:
+    """Yield the place of each `print` of a warning in the code of a folder, and the printing function."""
+    for file in sorted((ROOT / "efficientbench" / folder).rglob("*.py")):
+        for call in ast.walk(ast.parse(file.read_text())):
+            if isinstance(call, ast.Call):
+                texts = [text for argument in call.args for text in templates(argument)]
+                if any(text.startswith("warning: ") for text in texts):
+                    yield f"{file.relative_to(ROOT)}:{call.lineno}", getattr(call.func, "id", "")
+
+
+def test_no_warning_about_a_trained_model_bypasses_the_translation() -> None:
+    found = [
+        each for folder in ("chat", "cli", "evaluation", "export", "generation") for each in warnings_printed(folder)
+    ]
+    assert len(found) > 5
+    assert [place for place, printer in found if printer not in ("in_users_language", "print_stderr")] == []
+
+
+@pytest.mark.parametrize(
+    ("warning", "chinese"),
+    [
+        (
+            "run/checkpoint/step_6/a.pt: damaged, it has 3,000 bytes where 4,000 were written",
+            "run/checkpoint/step_6/a.pt：已损坏，有 3,000 字节，而写入的是 4,000 字节",
+        ),
+        (
+            "run/checkpoint/step_6/a.pt: damaged, its SHA-256 is not that of the manifest",
+            "run/checkpoint/step_6/a.pt：已损坏，其 SHA-256 与清单不符",
+        ),
+        (
+            "run/checkpoint/step_6/manifest.json: damaged (its checksum does not fit its content)",
+            "run/checkpoint/step_6/manifest.json：已损坏（其校验和与内容不符）",
+        ),
+        ("run/checkpoint/step_6/a.pt: missing", "run/checkpoint/step_6/a.pt：缺失"),
+        ("what follows is of step 3, the newest intact checkpoint", "以下为第 3 步，即最新的完好检查点"),
+        (
+            "the code of a.b:VARIANT has changed since the run was trained: what follows is that of the changed code",
+            "a.b:VARIANT 的代码在训练之后有改动：以下属于改动后的代码",
+        ),
+        (FP8_CPU.quality_only, "CPU 没有 fp8 乘法，每次都要先展宽权重：只能测量其质量（evaluate、generate、chat）"),
+        (
+            "the evaluation was not added to the record: r.json: written in schema version 2; this program reads 3",
+            "评估未写入记录：r.json：以版本 2 的格式写成；此程序读取 3",
+        ),
+    ],
+)
+def test_a_warning_about_a_trained_model_is_told_in_chinese(warning: str, chinese: str) -> None:
+    assert in_chinese(f"warning: {warning}") == f"警告：{chinese}"
+
+
 def test_a_mistake_is_told_in_chinese_line_by_line_and_part_by_part(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,6 +226,11 @@ def test_a_mistake_is_told_in_chinese_line_by_line_and_part_by_part(
             "gqa and mla differ in more than the model; dtype: bf16 against fp32. "
             "To compare them all the same: --despite dtype",
             "gqa 与 mla 不只在模型上不同；dtype: bf16 against fp32。若仍要比较：--despite dtype",
+        ),
+        (
+            "rows.jsonl:2: tools: descriptions of tools are not read; put them into system, or leave the column out; "
+            "data.unusable=drop leaves such rows out, and counts them",
+            "rows.jsonl:2：tools：不读取工具的描述；请写入 system，或去掉该列；data.unusable=drop 会舍去这样的行并计数",
         ),
     ],
 )

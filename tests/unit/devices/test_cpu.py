@@ -11,6 +11,7 @@ import torch
 from support.command_line import environment
 from support.printed import on_one_line
 
+from efficientbench.basics.language import in_chinese
 from efficientbench.config.load import resolve
 from efficientbench.devices import cpu
 from efficientbench.devices.cpu import CPU, multiplies_bf16, processor
@@ -95,6 +96,10 @@ def test_every_page_warns_and_names_the_faster_dtype(described: Path, capsys: py
     assert warning is not None
     assert warning.startswith("training.dtype=bf16 is slow here: torch has no bf16 matrix products for Some CPU (")
     assert warning.endswith("on this CPU add training.dtype=fp32")
+    assert in_chinese(f"warning: {warning}") == (
+        "警告：training.dtype=bf16 在此处很慢：torch 在 Some CPU 上没有 bf16 矩阵乘法（x86 上需要 AVX-512 或 "
+        "AVX-NE-CONVERT，Arm 上需要 bf16），没有它时的乘法比 float32 慢许多倍；在此 CPU 上请加 training.dtype=fp32"
+    )
     CPU().check("bf16")
     check_machine()
     assert warning in " ".join(capsys.readouterr().out.split())

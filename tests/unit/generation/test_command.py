@@ -111,6 +111,20 @@ def test_an_out_of_memory_error_names_the_largest_batch_that_fits(
     assert "error: out of memory with 4 prompts at once: --batch 3 would fit" in capsys.readouterr().err
 
 
+def test_warnings_are_told_in_the_users_language(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = SimpleNamespace(warnings=("what follows is of step 3, the newest intact checkpoint",))
+    monkeypatch.setattr(command, "opened", lambda folder, step, quantization: contextlib.nullcontext(run))
+    monkeypatch.setattr(command, "print_texts", lambda run, request, write: False)
+    told = []
+    for locale in ("C.UTF-8", "zh_CN.UTF-8"):
+        monkeypatch.setenv("LC_ALL", locale)
+        command.generate_text(Generation(SharedModel(), Path("run"), ("a",), Sampling(), 4, 4))
+        told.append(capsys.readouterr().err)
+    assert told == [f"warning: {run.warnings[0]}\n", "警告：以下为第 3 步，即最新的完好检查点\n"]
+
+
 @pytest.mark.usefixtures("single_rank")
 def test_ranks_name_the_largest_batch_that_fits_each_of_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import torch

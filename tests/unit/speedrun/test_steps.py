@@ -190,6 +190,20 @@ def test_generation_is_measured_once(request_: Request) -> None:
     assert step.complete
 
 
+def test_items_in_files_of_the_tasks_names_are_evaluated_as_those_in_folders(request_: Request) -> None:
+    request_.work.mkdir()
+    items = request_.task_data
+    assert items is not None
+    (items / "mmlu" / "test.jsonl").rename(items / "mmlu.jsonl")
+    (items / "mmlu").rmdir()
+    request_.check()
+    names = [step.name for step in make_pipeline(request_).steps if not step.left_out]
+    assert "mmlu,gsm8k of sft_d4" in names
+    (items / "mmlu.jsonl").write_text('{"question": "Which?"}\n')
+    with pytest.raises(ConfigError, match=r"mmlu\.jsonl:1: "):
+        request_.check()
+
+
 def test_an_evaluation_is_complete_while_weights_items_and_results_stay(request_: Request, calls: Path) -> None:
     request_.work.mkdir()
     request = replace(request_, stages=("base",))

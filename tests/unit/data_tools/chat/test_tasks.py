@@ -244,6 +244,18 @@ def test_a_column_system_is_the_first_message(tmp_path: Path) -> None:
         examples[1]
 
 
+def test_descriptions_of_tools_are_refused_and_not_dropped(tmp_path: Path) -> None:
+    turns = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yo"}]
+    described = [None, "", "[]", [], '[{"name": "search"}]', [{"name": "search"}]]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"conversations": turns, "tools": each}) + "\n" for each in described))
+    examples = open_examples("messages", path)
+    assert [len(examples[number].messages) for number in range(4)] == [2] * 4
+    for number in (4, 5):
+        with pytest.raises(RowError, match=rf"rows\.jsonl:{number + 1}: tools: descriptions of tools are not read;"):
+            examples[number]
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

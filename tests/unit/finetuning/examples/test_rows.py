@@ -62,7 +62,7 @@ SHAREGPT = {"conversations": [{"from": "human", "value": "Add.\n1 + 1"}, {"from"
     ("row", "before"),
     [
         ({**ALPACA, "system": "Be brief.", "history": [["Hi", "Yo"]]}, [SYSTEM, *EARLIER]),
-        ({**ALPACA, "system": "", "history": []}, []),
+        ({**ALPACA, "system": "", "history": [], "tools": "[]"}, []),
         ({**SHAREGPT, "system": "Be brief."}, [SYSTEM]),
         ({**PAIR, "system": "Be brief."}, [SYSTEM]),
         ({"system": "Be brief.", "messages": [SYSTEM, *CHAT["messages"]]}, [SYSTEM]),
@@ -98,6 +98,14 @@ def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path, suffix: s
         ({**ALPACA, "system": 5}, "system: a text is needed, it is: 5"),
         ({**ALPACA, "history": [["Hi"]]}, "history: a list of pairs [question, answer] is needed, it is: [['Hi']]"),
         ({**PAIR, "history": [["Hi", "Yo"]]}, "history: it is read beside instruction and output alone; prompt has"),
+        (
+            {**SHAREGPT, "tools": '[{"name": "search"}]'},
+            "tools: descriptions of tools are not read; put them",
+        ),
+        (
+            {**ALPACA, "tools": '[{"name": "search"}]'},
+            "tools: descriptions of tools are not read; put them",
+        ),
         (
             {"messages": [SYSTEM, *CHAT["messages"]], "system": "Sing."},
             "system: the messages begin with another system",

@@ -13,7 +13,13 @@ from support.metrics_parts import make_record, printed
 
 from efficientbench.metrics import MetricsError
 from efficientbench.metrics.analysis.compare import compare, compare_folders
-from efficientbench.metrics.analysis.conditions import changed_keys, differences, group, shared_conditions
+from efficientbench.metrics.analysis.conditions import (
+    changed_keys,
+    comparison_key,
+    differences,
+    group,
+    shared_conditions,
+)
 from efficientbench.metrics.analysis.repeats import Group, combine, group_repeats, load_group, load_neighbours
 from efficientbench.metrics.formulas.ratio import NO_INTERVAL
 from efficientbench.metrics.records.record import RunRecord, write_record
@@ -127,6 +133,16 @@ def test_different_conditions_are_named_and_refused_unless_allowed(figures: dict
     with pytest.raises(MetricsError, match=f"{condition}: .* against .*--despite {condition}$"):
         compare(first, second)
     assert [difference.condition for difference in compare(first, second, [condition]).despite] == [condition]
+
+
+def test_equal_data_under_another_name_are_no_difference_and_other_data_are_named() -> None:
+    def read(source: str, fingerprint: str) -> Group:
+        return group_of(run_of(data=[replace(DATA[0], source=source, fingerprint=fingerprint)]))
+
+    assert compare(read("a.jsonl", "aa"), read("b.jsonl", "aa")).despite == ()
+    assert comparison_key(read("a.jsonl", "aa").first) == comparison_key(read("b.jsonl", "aa").first)
+    with pytest.raises(MetricsError, match=r"data: 1 a\.jsonl \(aa\), .* against 1 b\.jsonl \(bb\), "):
+        compare(read("a.jsonl", "aa"), read("b.jsonl", "bb"))
 
 
 @pytest.mark.parametrize(
