@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.checkpoints import Resumed, read_weights, train
 from support.configs import ATTENTIONS, ENCODINGS, FINE, chosen, has_matrices, has_table, tiny_model
+from support.proofs import proofs_but
 from support.ranks import Ranks
 from support.tiny_training import tiny_training
 
@@ -56,7 +57,7 @@ EXACT = {
     "Muon, two tables on two stages": (2, "nanochat", ["parallel.pp=2", "training.optimizer=muon", *RATES]),
     "two tables with rates of their own on two stages": (2, "nanochat", ["parallel.pp=2", *RATES]),
 }
-QUICK = ("DP 2, bf16", "PP 2 interleaved", "experts over the global batch, EP 2")
+QUICK = ("DP 2, bf16", "PP 2 interleaved")
 
 KEYS = {
     "single": (1, []),
@@ -120,11 +121,7 @@ def saved(ranks: Callable[[int], Ranks], corpus: Path, tmp_path_factory: pytest.
     return run
 
 
-def marked(cells: list[object], quick: object) -> list[object]:
-    return [cell if cell in quick else pytest.param(cell, marks=pytest.mark.proof) for cell in cells]  # type: ignore[operator]
-
-
-@pytest.mark.parametrize("cell", marked(list(EXACT), QUICK))
+@pytest.mark.parametrize("cell", proofs_but(QUICK, EXACT))
 def test_resume_is_exact(cell: str, ranks: Callable[[int], Ranks], corpus: Path, saved: Saved, tmp_path: Path) -> None:
     size, name, overrides = EXACT[cell]
     whole, folder = saved(name, size, *overrides)
@@ -139,7 +136,7 @@ def test_resume_is_exact(cell: str, ranks: Callable[[int], Ranks], corpus: Path,
     assert all(torch.equal(weights[key], expected[key]) for key in expected)
 
 
-@pytest.mark.parametrize("cell", marked(RESHARDED, QUICK_RESHARDED), ids=" to ".join)
+@pytest.mark.parametrize("cell", proofs_but(QUICK_RESHARDED, RESHARDED), ids=" to ".join)
 def test_resume_in_another_layout(
     cell: tuple[str, str, str], ranks: Callable[[int], Ranks], corpus: Path, saved: Saved, tmp_path: Path
 ) -> None:

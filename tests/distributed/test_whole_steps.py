@@ -22,6 +22,7 @@ from support.configs import (
     has_table,
     tiny_model,
 )
+from support.proofs import proofs_but
 from support.ranks import Ranks
 
 from efficientbench.config.combination_table import problems
@@ -124,9 +125,7 @@ def configured(model: str, layout: str, corpus: Path, clip: str) -> RunConfig:
     return tiny_model(name, *OPTIMIZER, *conditioned(name), *own, clip, *LAYOUTS[layout][1], *places)
 
 
-@pytest.mark.parametrize(
-    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.proof) for case in CASES], ids=", ".join
-)
+@pytest.mark.parametrize("case", proofs_but(QUICK, CASES), ids=", ".join)
 def test_six_steps_match_the_oracle_also_after_a_resume(
     case: tuple[str, str, str],
     ranks: Callable[[int], Ranks],

@@ -14,6 +14,7 @@ import pytest
 import torch
 from support import outside
 from support.command_line import ROOT, TINY, efficientbench, environment, record
+from support.proofs import proofs_but
 
 from efficientbench.costs.generation import decode_work
 from efficientbench.costs.model import cache_bytes, count_parameters, flops_per_token, keys_read_per_query
@@ -176,9 +177,7 @@ def test_the_template_of_a_new_variant_works(tmp_path: Path) -> None:
         assert not (tmp_path / f"{name}.py").exists()
 
 
-@pytest.mark.parametrize(
-    "like", [each if each == "gqa" else pytest.param(each, marks=pytest.mark.proof) for each in sorted(EXAMPLES)]
-)
+@pytest.mark.parametrize("like", proofs_but(["gqa"], sorted(EXAMPLES)))
 def test_the_line_that_a_new_variant_prints_is_a_run(like: str, tmp_path: Path) -> None:
     printed = efficientbench("new-variant", "my_own", "--like", like, cwd=tmp_path, expect=0).stdout
     words = next(line for line in printed.splitlines() if line.startswith("  efficientbench run ")).split()[2:]

@@ -83,6 +83,7 @@ def test_the_progress_bar_leaves_no_trace_on_the_terminal(interrupted: Interrupt
     assert any("(stopped)" in line for line in lines)
 
 
+@pytest.mark.proof
 def test_the_cursor_is_restored_after_a_killed_rank_and_the_same_command_resumes(interrupted: Interrupted) -> None:
     terminal, folder = Terminal(interrupted.words), interrupted.folder
     terminal.read_until(rb"(?s)resumes after step \d+, from .*training .*ETA.*loss \d")

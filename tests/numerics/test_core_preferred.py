@@ -13,6 +13,7 @@ from oracles.oracle import build, weights_of
 from oracles.plain_decoder import PlainDecoder
 from support.configs import tiny
 from support.core_bundle import LM, MC, SCHEMA, WORDS, plain_scores, write_bundle
+from support.proofs import proofs_but
 
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
 from efficientbench.evaluation.core.bundle import read_bundle
@@ -25,7 +26,7 @@ ROWS = 50
 WITHOUT_SHOTS = {MC: "copa", SCHEMA: "winogrande", LM: "lambada_openai"}
 
 
-@pytest.mark.parametrize("kind", WITHOUT_SHOTS)
+@pytest.mark.parametrize("kind", proofs_but([MC], WITHOUT_SHOTS))
 def test_rows_with_the_preferred_gold_are_right_and_others_wrong(
     kind: str, tokenizers: dict[str, TextTokenizer], tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import torch
 from oracles.oracle import build, relative_error, text, weights_of
 from support import nanochat_files
 from support.exported import CASES, checkpointed, config_of
+from support.proofs import rest_as_proofs
 from support.releases import TRANSFORMERS_5
 
 from efficientbench.config.schema import RunConfig
@@ -160,7 +161,9 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize(("name", "overrides", "tokenizer"), [each[:3] for each in CASES.values()], ids=CASES)
+@pytest.mark.parametrize(
+    ("name", "overrides", "tokenizer"), rest_as_proofs(16, (each[:3] for each in CASES.values())), ids=CASES
+)
 def test_an_exported_model_is_imported_unchanged(
     name: str, overrides: list[str], tokenizer: str, tokenizers: dict[str, TextTokenizer], tmp_path: Path
 ) -> None:

@@ -283,7 +283,7 @@ def test_a_plan_is_told_in_chinese(monkeypatch: pytest.MonkeyPatch) -> None:
     "words",
     [
         ["plan", "gqa_1.5B"],
-        ["plan", "gqa_1.5B", "--world", "8", "--device", "Ascend 910B3"],
+        pytest.param(["plan", "gqa_1.5B", "--world", "8", "--device", "Ascend 910B3"], marks=pytest.mark.proof),
         ["plan", "gqa_1.5B", "--world", "8", "--device", "H100 SXM", "--search", "--price-per-hour", "2"],
         pytest.param(
             ["plan", "gqa_7B", "--world", "16", "--device", "H100 SXM", "tp=2", "pp=4"], marks=pytest.mark.proof

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.configs import BACKBONE
+from support.proofs import rest_as_proofs
 
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.config.layout import Layout
@@ -115,7 +116,9 @@ def test_parameters_equal_qwen2(name: str, smoke: bool) -> None:
     assert count_parameters(model).total == qwen2_on_meta(model).num_parameters()
 
 
-@pytest.mark.parametrize(("name", "seq_len"), [("gqa_0.5B", 2048), ("mqa_1.5B", 512), ("gqa_1.5B", 1)])
+@pytest.mark.parametrize(
+    ("name", "seq_len"), rest_as_proofs(1, [("gqa_0.5B", 2048), ("mqa_1.5B", 512), ("gqa_1.5B", 1)])
+)
 def test_flops_equal_those_that_torch_counts(name: str, seq_len: int) -> None:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
@@ -242,8 +245,8 @@ ARCHITECTURES = (
         pytest.param(
             *(name, overrides, recompute),
             id=f"{name}{', keys' if overrides else ''}, {recompute}",
-            # Recomputation of one architecture quickly, of all in the proof.
-            marks=() if recompute == "none" or (name, overrides) == ("gqa_1.5B", []) else pytest.mark.proof,
+            # One architecture quickly, all in the proof.
+            marks=() if (name, overrides) == ("gqa_1.5B", []) else pytest.mark.proof,
         )
         for name, overrides in ARCHITECTURES
         for recompute in ("none", "selective", "full")

@@ -12,6 +12,7 @@ import requests
 from huggingface_hub import constants
 from replicas.hub_server import Fault, HubState, git_blob_sha1
 from support.downloads import SAMPLE, download, partials, text_parquet
+from support.proofs import proofs_but
 
 from efficientbench.basics.errors import DataError
 from efficientbench.data_tools.download import hub_requests
@@ -265,9 +266,7 @@ def test_an_endless_listing_is_abandoned(hub: HubState, tmp_path: Path, monkeypa
         download(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "kind", [*(pytest.param(each, marks=pytest.mark.proof) for each in ("info", "tree")), "storage"]
-)
+@pytest.mark.parametrize("kind", proofs_but(["storage"], ["info", "tree", "storage"]))
 def test_a_trickling_server_is_abandoned(
     hub: HubState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

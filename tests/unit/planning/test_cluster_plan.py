@@ -78,17 +78,10 @@ LAYOUTS = [
 ]
 
 
-# A few of them quickly, all of them in the proof.
-QUICK = ("gqa_1.5B", "moe_1.5Bx8")
-
-
+@pytest.mark.proof
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=() if name in QUICK else pytest.mark.proof)
-        for name, run in by_name(load_matrix().all_runs).items()
-        if run.variant not in ("mid", "sft", "rl")
-    ],
+    [name for name, run in by_name(load_matrix().all_runs).items() if run.variant not in ("mid", "sft", "rl")],
 )
 def test_the_engine_builds_what_the_formula_counts(name: str, alone: ProcessPoolExecutor) -> None:
     tried = 0

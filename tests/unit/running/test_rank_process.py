@@ -71,12 +71,9 @@ reader.wait()
 """
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
-    ("write", "code"),
-    [
-        ("partial(write_patiently, rank.report)", 0),
-        pytest.param("partial(print, end='', flush=True)", 1, marks=pytest.mark.proof),
-    ],
+    ("write", "code"), [("partial(write_patiently, rank.report)", 0), ("partial(print, end='', flush=True)", 1)]
 )
 def test_a_rank_whose_reader_waits_does_not_hang(
     write: str, code: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.proofs import proofs_but
 from support.repository import ROOT
 
 from efficientbench.basics.errors import DataError
@@ -69,7 +70,7 @@ def started(file: Path, prefix: Path, tokenizer: Path, call: str) -> subprocess.
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("how", KILLS)
+@pytest.mark.parametrize("how", proofs_but(list(KILLS)[:1], KILLS))
 def test_killed_rendering_resumes_to_the_same_bytes(
     file: Path, tmp_path: Path, chat_bpe: Path, undisturbed: dict[str, str], how: str
 ) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from support.metrics_parts import make_record, printed
+from support.proofs import proofs_but
 
 from efficientbench.metrics.analysis.compare import Comparison, compare
 from efficientbench.metrics.analysis.judging import Judge
@@ -342,9 +343,7 @@ def test_losses_of_the_same_seeds_are_compared_as_by_scipys_paired_test() -> Non
     assert loss_ratio(first, second, line=line).basis == "4 and 4 repeats"
 
 
-@pytest.mark.parametrize(
-    "shared", [pytest.param(0.0, marks=pytest.mark.proof), 0.003, pytest.param(0.03, marks=pytest.mark.proof)]
-)
+@pytest.mark.parametrize("shared", proofs_but([0.003], [0.0, 0.003, 0.03]))
 @pytest.mark.parametrize("repeats", [3, 5])
 def test_intervals_paired_by_seed_cover_the_truth_and_are_narrow(shared: float, repeats: int) -> None:
     chance, truth = np.random.default_rng(17), 1.004

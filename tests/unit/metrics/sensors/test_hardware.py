@@ -22,7 +22,8 @@ UNKNOWN = (
     *("AMD EPYC 7742", "NVIDIA A10G", "NVIDIA GeForce RTX 3090 Ti", "NVIDIA GeForce RTX 4090 Laptop GPU"),
     *("NVIDIA GeForce RTX 4090 D", "NVIDIA A100X", "NVIDIA L40", ""),
 )
-ROWS = yaml.safe_load(TABLE.read_text())["devices"]
+CONTENT = yaml.safe_load(TABLE.read_text())
+ROWS = CONTENT["devices"]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,7 @@ def test_a_wrong_file_of_rows_is_refused_with_the_reason(
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
 def test_every_device_lists_its_links_once(row: dict) -> None:
-    links = [each for each in yaml.safe_load(TABLE.read_text())["links"] if row["name"] in each["devices"]]
+    links = [each for each in CONTENT["links"] if row["name"] in each["devices"]]
     assert len(links) == 1
     assert set(links[0]) == {"devices", "backend", "in_node_gb_s", "between_nodes_gb_s", "source"}
     rates = device_rates(row["name"], "fp16")
