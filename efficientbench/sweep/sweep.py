@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import socket
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from efficientbench.basics.language import in_users_language
 from efficientbench.config.load import check_is_no_file
 from efficientbench.launchers.processes.failure import STOP_EXIT_CODES
 from efficientbench.launchers.processes.launch import received_signals
+from efficientbench.launchers.processes.supervision import print_stderr
 from efficientbench.metrics.analysis.needed import what_repeats_tell
 from efficientbench.metrics.records.plausible import load_records
 from efficientbench.metrics.records.record import RunRecord
@@ -122,9 +122,9 @@ def tell_ends(tasks: Sequence[Task], queue: Queue) -> bool:
     ends = [_end_of(task, queue.read(task.id)) for task in tasks]
     for name, effect in NEXT_CALL.items():
         if count := ends.count(name):
-            print(f"{name}: {count} of {len(tasks)}; the same command {effect}", file=sys.stderr)
+            print_stderr(f"{name}: {count} of {len(tasks)}; the same command {effect}")
     if "failed" in ends:
-        print(f"what they printed: {queue.folder / 'log'}", file=sys.stderr)
+        print_stderr(f"what they printed: {queue.folder / 'log'}")
     return all(end == "done" for end in ends)
 
 
@@ -262,8 +262,8 @@ def _report(suite: Path) -> None:
         failures, damaged = load_failures(suite)
         print_failures(failures, Console())
         for line in damaged:
-            print(f"warning: {line}", file=sys.stderr)
-        print(f"no report: {error}", file=sys.stderr)
+            print_stderr(f"warning: {line}")
+        print_stderr(f"no report: {error}")
         return
     print_results(made.records, Console())
     print_beside(made, Console())

@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from efficientbench.basics.errors import MetricsError
+from efficientbench.basics.language import in_users_language
 from efficientbench.metrics.analysis.fewer_bits import load_widths
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.generation.generation import load_generations
@@ -145,12 +146,12 @@ def print_beside(report: Report, console: Console) -> None:
     print_generation(report.generated, report.records, console)
     print_failures(report.failures, console)
     if report.chosen:
-        print(report.chosen)
+        print(in_users_language(report.chosen))
     if report.unchecked:
-        print(checksum_note(report.unchecked))
+        print(in_users_language(checksum_note(report.unchecked)))
     for line in report.warnings:
-        print(f"warning: {line}", file=sys.stderr)
+        print(in_users_language(f"warning: {line}"), file=sys.stderr)
     if report.study:
-        print(f"study of these runs: {report.study}")
+        print(in_users_language(f"study of these runs: {report.study}"))
     for path in report.written:
         print(path)

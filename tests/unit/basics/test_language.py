@@ -140,10 +140,9 @@ def warnings_printed(folder: str) -> Iterator[tuple[str, str]]:
                     yield f"{file.relative_to(ROOT)}:{call.lineno}", getattr(call.func, "id", "")
 
 
-def test_no_warning_about_a_trained_model_bypasses_the_translation() -> None:
-    found = [
-        each for folder in ("chat", "cli", "evaluation", "export", "generation") for each in warnings_printed(folder)
-    ]
+def test_no_warning_about_runs_bypasses_the_translation() -> None:
+    folders = ("chat", "cli", "evaluation", "export", "generation", "metrics/report", "sweep")
+    found = [each for folder in folders for each in warnings_printed(folder)]
     assert len(found) > 5
     assert [place for place, printer in found if printer not in ("in_users_language", "print_stderr")] == []
 
