@@ -79,6 +79,8 @@ def matched(
         wanted, own = (count(model, config) for model in (other.model, config.model))
         if own == wanted:
             return config.model_copy(update={"match_left": 0.0}), None
+        if not wanted:
+            raise ConfigError(f"match={config.match}: {other.name} has no {title}: give match_to another run")
         key = _key(config)
         # The figure grows with the key, so that the nearest values are those around the wanted figure.
         place = bisect_left(key.choices, wanted, key=lambda value: count(key.changed(config.model, value), config))

@@ -246,7 +246,8 @@ def within_budget(
     reach = [
         each
         for each in ladders
-        if able[each[-1]] * REACH >= plan.target.parameters and _apart([able[size] for size in each])
+        if able[each[-1]] * REACH >= plan.target.parameters
+        and ("sizes" in words or _apart([able[size] for size in each]))
     ]
     costs: dict[float, str] = {}
     for (ratios, seeds), ladder in itertools.product(_grids(words, matrix), reversed(reach)):

@@ -17,6 +17,8 @@ POSSIBLE = 1 - NAMED
 """The probability of being best from which on a variant is not excluded."""
 LEVEL = 0.01
 """Nats within which variants are level, and chosen by cost."""
+MOST = 1e6
+"""The largest factor of compute that a lead is told to be worth, or to cost."""
 _SIZES = 60
 
 
@@ -140,7 +142,8 @@ def judge(effects: Effects, law: Law, target: tuple[float, float], costs: Costs)
     draws = len(against_mean)
     mean, slope = (np.resize(each, draws) for each in (law.at(*target), law.slope(*target)))
     differences = against_mean - against_mean[:, :1]
-    equal_loss = np.exp(differences / slope[:, None])
+    # Of a law that is nearly flat a lead would be worth more than any number.
+    equal_loss = np.exp(np.clip(differences / slope[:, None], -math.log(MOST), math.log(MOST)))
     to_baseline = {unit: cost * equal_loss for unit, cost in costs.training.items()}
     to_baseline |= {unit: cost * equal_loss + after for unit, (cost, after) in costs.lives.items()}
     lives = [cost + after for cost, after in costs.lives.values()]

@@ -252,13 +252,16 @@ def group(record: RunRecord, energy: bool = False) -> str:
     return repr((record.smoke, _grid(record), [CONDITIONS[name](record) for name in names]))
 
 
-def shared_conditions(record: RunRecord) -> dict[str, str]:
-    """Return the conditions that runs of one `group` share, by name, with their texts."""
+def shared_conditions(record: RunRecord, named: bool = False) -> dict[str, str]:
+    """Return the conditions that runs of one `group` share, by name, with their texts.
+
+    named: with the names of the data, which differ between runs of a group that read the same content.
+    """
     *sizes, overlaps = _grid(record)
     axes = zip(("tp", "pp", "dp", "ep", "cp"), sizes, strict=True)
     layout = ", ".join(f"{axis} {size}" for axis, size in axes) + (", overlapped" if overlaps else "")
     scale = "smoke" if record.smoke else "full size"
-    found = {name: CONDITIONS[name](record) for name in _SHARED}
+    found = {name: CONDITIONS[name](record) for name in _SHARED} | ({"data": _data(record, named)} if named else {})
     return {"scale": scale, "layout": layout} | {name: text for name, text in found.items() if text != NOT_RECORDED}
 
 

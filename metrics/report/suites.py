@@ -117,13 +117,15 @@ def _suite(
 
 def _condition_labels(first: dict[tuple[str, str, str], RunRecord]) -> dict[tuple[str, str, str], str]:
     """Return for each set the conditions that distinguish it from other sets of its suite and size."""
-    alike = grouped((key[:2], (key, shared_conditions(record))) for key, record in first.items())
+    alike = grouped((key[:2], (key, record)) for key, record in first.items())
     labels = {}
     for found in alike.values():
+        conditions = [shared_conditions(record) for _, record in found]
         # The title of a set already says whether its runs are smoke runs.
-        names = dict.fromkeys(name for _, texts in found for name in texts if name != "scale")
-        sets = [(key, {name: texts.get(name, NOT_RECORDED) for name in names}) for key, texts in found]
-        differing = [name for name in names if len({texts[name] for _, texts in sets}) > 1]
+        names = dict.fromkeys(name for texts in conditions for name in texts if name != "scale")
+        differing = [name for name in names if len({texts.get(name, NOT_RECORDED) for texts in conditions}) > 1]
+        told = ((key, shared_conditions(record, named=True)) for key, record in found)
+        sets = [(key, {name: texts.get(name, NOT_RECORDED) for name in differing}) for key, texts in told]
         shared = {name: set.intersection(*(set(texts[name].split(", ")) for _, texts in sets)) for name in differing}
         for key, texts in sets:
             # Of a long condition, such as the layout, the label has only the parts that not all sets share.

@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TypeVar
 
 import numpy as np
@@ -22,7 +23,8 @@ Rank = TypeVar("Rank", int, float)
 
 def run_steps(samples: int, epochs: float, batch: int) -> int:
     """Return the optimizer steps of `epochs` passes over the samples, rounded up to a full batch."""
-    return math.ceil(samples * epochs / batch)
+    # As the decimal that a user wrote: 100 * 1.1 is more than 110.
+    return math.ceil(samples * Fraction(str(epochs)) / batch)
 
 
 def stage_steps(steps: int, stages: Sequence[Stage]) -> list[int]:

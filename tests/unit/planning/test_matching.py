@@ -116,6 +116,11 @@ def test_sequence_and_vocabulary_are_the_runs_own() -> None:
             "nearest are model.attention.query_groups=1, 46.88% less and model.attention.query_groups=2, 6.25% more",
         ),
         (
+            "gqa_1.5B",
+            ("match=cache", "match_to=gdn"),
+            "match=cache: gdn_1.5B has no cache bytes per token: give match_to another run",
+        ),
+        (
             "moe_1.5Bx8",
             ("match=parameters", "match_to=gqa_50M"),
             "match=parameters: moe_1.5Bx8 comes no nearer to the",

@@ -252,6 +252,18 @@ def test_a_budget_pays_for_the_largest_ladder_within_reach_and_names_the_least_i
     assert sizes[-1] != "400k"
 
 
+def test_sizes_that_are_named_stay_where_a_budget_would_choose_others(tmp_path: Path) -> None:
+    file = write_study(tmp_path / "mine.yaml")
+    content = yaml.safe_load(file.read_text())
+    size = content["sizes"]["16k"]
+    content["sizes"]["18k"] = size | {"model": size["model"] | {"hidden_size": 36, "head_dim": 18}}
+    file.write_text(yaml.safe_dump(content))
+    target = {"size": "64k", "tokens_per_parameter": 4}
+    words = {"variants": ["gqa", "mqa"], "baseline": "gqa", "sizes": ["16k", "18k", "32k"], "target": target}
+    request = Request(matrix=file, overrides=(f"output={tmp_path}",), only=())
+    assert within_budget(words, 1e9, file, request, CPU, 1).sizes == ("16k", "18k", "32k")
+
+
 @pytest.mark.proof
 @pytest.mark.parametrize("baseline", ["gqa", "moe"])
 def test_the_suite_of_hybrids_is_a_study_with_equal_flops(baseline: str, tmp_path: Path) -> None:

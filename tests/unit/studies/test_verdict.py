@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from efficientbench.studies.effects import Effects
-from efficientbench.studies.law import PUBLISHED
-from efficientbench.studies.verdict import Costs, Interval, Verdict, crossings, judge
+from efficientbench.studies.law import PUBLISHED, Law
+from efficientbench.studies.verdict import MOST, Costs, Interval, Verdict, crossings, judge
 
 TARGET = 1.5e9, 30e9
 SLOPE = float(PUBLISHED.slope(*TARGET)[0])
@@ -91,3 +91,12 @@ def test_lines_cross_where_the_trend_outgrows_the_offset() -> None:
     found = crossings(effects, "gqa", "mla", 50e6, TARGET)
     assert found == [pytest.approx(130e6 * 2 ** (1 / 0.34), rel=0.01)]
     assert crossings(effects, "gqa", "gqa", 50e6, TARGET) == []
+
+
+def test_a_nearly_flat_law_gives_finite_costs() -> None:
+    """A loss that hardly falls with compute makes a lead worth more than numbers hold."""
+    flat = Law(np.array([[5.0, 1e-6, 1e-6, 0.34, 0.36]]), np.zeros((1, 2)))
+    costs = Costs({"s": np.array([100.0, 100.0])}, {})
+    worse = judge(_effects({"gqa": 0.0, "mla": 0.05}, 0.002), flat, TARGET, costs).standings[1].to_baseline["s"]
+    assert worse.mean == pytest.approx(MOST)
+    assert worse.high == pytest.approx(MOST)

@@ -32,6 +32,11 @@ def staged(steps: int, batch: int, seed: int = 42, levels: list[int] = LEVELS) -
     return staged_order(levels, steps, batch, seed, DEFAULT_STAGES)
 
 
+@pytest.mark.parametrize(("samples", "epochs", "steps"), [(100, 1.1, 11), (70, 0.1, 1), (101, 1.0, 11), (100, 2.0, 20)])
+def test_epochs_are_the_decimal_that_was_written(samples: int, epochs: float, steps: int) -> None:
+    assert run_steps(samples, epochs, batch=10) == steps
+
+
 @pytest.mark.parametrize(
     ("epochs", "batch", "steps", "stages"), [(3, 128, 176, [53, 71, 52]), (1, 64, 117, [36, 46, 35])]
 )

@@ -14,7 +14,7 @@ from support.synthetic_runs import gpu_run, matrix_runs
 
 from efficientbench.metrics.analysis.conditions import NOT_RECORDED
 from efficientbench.metrics.records.record import RunRecord, write_record
-from efficientbench.metrics.records.record_parts import QualityPoint, Reinforcement
+from efficientbench.metrics.records.record_parts import DataSource, QualityPoint, Reinforcement
 from efficientbench.metrics.report.answers import (
     NOISE_UNKNOWN,
     answers,
@@ -240,6 +240,25 @@ def test_a_set_is_named_only_by_its_distinguishing_conditions() -> None:
     records = [make_record({"run": f"gqa_{count}", "devices": count, "dp": count}) for count in (4, 8)]
     labels = [suite.conditions for suite in make_rows(records).suites]
     assert labels == ["layout dp 4, device 4 × Trace 9000", "layout dp 8, device 8 × Trace 9000"]
+
+
+def test_sets_of_other_data_have_its_names_and_sets_of_the_same_content_do_not() -> None:
+    def labels(*texts: tuple[str, str, int]) -> list[str]:
+        records = []
+        for name, content, devices in texts:
+            source = DataSource(
+                source=name, weight=1, documents=1, tokens=9, fingerprint=content * 20, tokenizer_fingerprint="t"
+            )
+            run = {"run": f"gqa_{name}", "devices": devices, "dp": devices, "data": [source]}
+            records.append(make_record(run))
+        return [suite.conditions for suite in make_rows(records).suites]
+
+    assert labels(("web.jsonl", "aa", 4), ("wiki.jsonl", "bb", 4)) == [
+        "data 1 web.jsonl (aaaaaaaaaaaa)",
+        "data 1 wiki.jsonl (bbbbbbbbbbbb)",
+    ]
+    same = labels(("web.jsonl", "aa", 4), ("copy.jsonl", "aa", 8))
+    assert same == ["layout dp 4, device 4 × Trace 9000", "layout dp 8, device 8 × Trace 9000"]
 
 
 def learned(variant: str, seed: int, step_s: float, loss: float) -> RunRecord:
