@@ -119,7 +119,7 @@ Kinds = Annotated[
 ]
 Step = Annotated[int | None, option("N", "of the checkpoint; without it the last good one")]
 Temperature = Annotated[float, option("T", "divides the logits; 0: always the likeliest token", 0.0)]
-Seed = Annotated[int, option("S", "of the tokens that are sampled", 0)]
+Seed = Annotated[int, typer.Option(metavar="S", min=0, max=2**63 - 1, help="of the tokens that are sampled")]
 Weights = Annotated[
     str | None,
     option(

@@ -74,6 +74,8 @@ def _quantization(weights: str, keys: Sequence[str]) -> Quantization | None:
         hint = did_you_mean(weights, (*WIDTHS, FULL), f"give {', '.join(WIDTHS)} or {FULL}")
         raise ConfigError(f"--weights: there is no width {weights[:80]!r}: {hint}")
     given = {key.removeprefix(PREFIX): value for key, _, value in (each.partition("=") for each in keys)}
+    if "weights" in given:
+        raise ConfigError(f"{PREFIX}weights: --weights gives the width: {weights}")
     try:
         return Quantization.model_validate({**given, "weights": weights})
     except ValidationError as error:

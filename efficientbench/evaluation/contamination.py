@@ -18,6 +18,7 @@ from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
 from efficientbench.data_tools.tokens.splitting import SPLITS, split_documents
 from efficientbench.evaluation.task import ItemResult, Summary, Task
 from efficientbench.running.corpora import block_readers, load_corpora
+from efficientbench.running.job import Job
 from efficientbench.running.trained import TrainedRun
 from efficientbench.training.checkpoints.hashing import Report
 
@@ -37,6 +38,16 @@ class WithTexts(Protocol):
         """Return the tokens of each item's own text, by the item's name."""
 
 
+def job_with_text(folder: Path) -> Job:
+    """Return the job of a run whose training text is there. Raises ConfigError: it is not, or the run was imported."""
+    job = TrainedRun.read(folder).job
+    if missing := [path for path in job.corpora if not path.is_file()]:
+        raise ConfigError(f"--contamination: the training text {missing[0]} is missing")
+    if not job.corpora:
+        raise ConfigError("--contamination: the model was imported: its training text is not known")
+    return job
+
+
 def training_documents(folder: Path, report: Report) -> Iterator[np.ndarray]:
     """Yield the tokens of every document of a run's training split, whether training has read it or not.
 
@@ -46,11 +57,7 @@ def training_documents(folder: Path, report: Report) -> Iterator[np.ndarray]:
         ConfigError: the run's corpus no longer exists, or the run was imported.
         DataError: the corpus is damaged.
     """
-    job = TrainedRun.read(folder).job
-    if missing := [path for path in job.corpora if not path.is_file()]:
-        raise ConfigError(f"--contamination: the training text {missing[0]} is missing")
-    if not job.corpora:
-        raise ConfigError("--contamination: the model was imported: its training text is not known")
+    job = job_with_text(folder)
     corpora, data = load_corpora(job), job.config.data
     prefixes, blocks = [corpus.prefix for corpus in corpora], block_readers(corpora)
     splits = split_documents(prefixes, data.split, corpora[0].vocab_size, Path(data.cache).absolute() / SPLITS)

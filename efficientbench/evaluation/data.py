@@ -33,7 +33,10 @@ def find_data(given: str | None, run_folder: Path) -> Path | None:
     """
     if given is None or "://" not in given:
         return None if given is None else Path(given)
-    address, fragment = urldefrag(given)
+    try:
+        address, fragment = urldefrag(given)
+    except ValueError as error:
+        raise ConfigError(f"--data: {given:.200}: {error}") from None
     checksum = re.fullmatch("sha256=([0-9a-f]{64})", fragment.lower())
     if checksum is None:
         raise ConfigError(f"--data: {address}: add its checksum, {address}#sha256=…: 64 hexadecimal digits")

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from efficientbench.basics.errors import EvaluationError
 from efficientbench.config.quantization import Quantization
-from efficientbench.evaluation.contamination import without_contaminated
+from efficientbench.evaluation.contamination import job_with_text, without_contaminated
 from efficientbench.evaluation.registry import check_names, make_task
 from efficientbench.evaluation.results import FOLDER, ResultFile, publish, summary_of
 from efficientbench.evaluation.task import Options, Summary, Task
@@ -104,6 +104,8 @@ def evaluate(
             print_stderr(f"warning: {problem}")
         # Make all tasks before scoring the first, which may take hours.
         tasks = [make_task(name, run, options) for name in names]
+        if options.contamination:
+            job_with_text(options.folder)
         about = about_run(options.folder, run)
         for task in tasks:
             with memory_errors_explained(options.batch_tokens):

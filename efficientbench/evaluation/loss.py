@@ -74,6 +74,9 @@ class Loss:
         self.device = next(run.model.parameters()).device
         self.token_bytes = None if lengths is None else torch.from_numpy(lengths.astype(np.int64))
         self.settings: Mapping[str, Any] = {"text_sha256": self.text.fingerprint, "seq_len": self.text.seq_len}
+        if options.text is not None:
+            # The fingerprint is that of the targets alone, and the first token of a document is none.
+            self.settings |= {"documents": prompt_hash("".join(self.source.hashes[:count]))}
 
     def items(self) -> Sequence[Item]:
         """Return an item for each document."""
@@ -129,7 +132,8 @@ class Loss:
             "documents_left_out": self.source.rejected,
         }
         if not utf8_bytes:
-            return Summary({"loss": loss, "bits_per_byte": None}, {"bits_per_byte": NO_BYTES}, parts)
+            why = NO_BYTES if self.token_bytes is None else "no token of the text stands for a byte"
+            return Summary({"loss": loss, "bits_per_byte": None}, {"bits_per_byte": why}, parts)
         return Summary({"loss": loss, "bits_per_byte": bits_per_byte(loss, tokens, utf8_bytes)}, parts=parts)
 
 

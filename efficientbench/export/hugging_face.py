@@ -15,6 +15,7 @@ from efficientbench.basics.files import write_file
 from efficientbench.config.quantization import Quantization
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import count_parameters
+from efficientbench.costs.quantization import disk_bytes
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
 from efficientbench.export.architectures import architecture_of, transformers_config
 from efficientbench.export.card import model_card
@@ -144,7 +145,8 @@ def export(run: Path, folder: Path, step: int | None = None, quantization: Quant
         counted = count_parameters(model.config.model)
         shapes = model.config.model
         untied = counted.embedding if shapes.tied and is_untied(shapes, model.architecture) else 0
-        needed_bytes = DTYPE_BYTES[model.config.training.dtype] * (counted.total + untied)
+        dtype = model.config.training.dtype
+        needed_bytes = disk_bytes(shapes, dtype, quantization) + DTYPE_BYTES[dtype] * untied
         with claimed(target, needed_bytes) as partial:
             warnings += write_model(model, partial)
             job, at = trained.job, weights.manifest.step

@@ -164,7 +164,7 @@ class Unpacked(Mapping[str, torch.Tensor]):
             if zeros:
                 codes = codes - unpack(zeros[0].t(), bits, outputs).t()[..., None]
             return (codes.to(scales.dtype) * scales[..., None]).view(outputs, inputs)
-        except (RuntimeError, ValueError, TypeError) as error:
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise ConfigError(f"{stem}{PACKED}, its scales and its shape do not fit together: {error}") from None
 
     def __iter__(self) -> Iterator[str]:

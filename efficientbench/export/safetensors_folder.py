@@ -75,6 +75,8 @@ DTYPES = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 """The dtypes that our weights may have: safetensors' names → ours."""
 FLOAT32 = "e_score_correction_bias"
 """The end of the names of tensors that are float32 beside weights of any dtype."""
+BUFFERS = ("rotary_emb.inv_freq",)
+"""Name endings of tensors in older folders that follow from the configuration; transformers ignores them."""
 
 
 class Tensors(Mapping[str, torch.Tensor]):
@@ -119,7 +121,7 @@ class Tensors(Mapping[str, torch.Tensor]):
         dtypes = {
             name: dtype
             for name, dtype in self.dtypes.items()
-            if not name.endswith((FLOAT32, PACKED, ZERO_POINT, SHAPE))
+            if not name.endswith((FLOAT32, PACKED, ZERO_POINT, SHAPE, *BUFFERS))
         }
         first = next(iter(dtypes))
         for name, dtype in dtypes.items():

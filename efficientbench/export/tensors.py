@@ -26,6 +26,7 @@ from efficientbench.export.families import (
     layer_views,
 )
 from efficientbench.export.packed import is_quantized, packed_weight
+from efficientbench.export.safetensors_folder import BUFFERS
 
 EMBEDDING = "embedding.word_embeddings.weight"
 OUTPUT = "output_layer.weight"
@@ -88,8 +89,6 @@ def _feed_forward(model: ModelConfig) -> Shapes:
 # the result says which of our rows each foreign row is. A foreign row that is none of ours has the number 0.
 
 
-BUFFERS = ("rotary_emb.inv_freq",)
-"""Name endings of tensors in older folders that follow from the configuration; transformers ignores them."""
 TIED = ("lm_head.weight", "model.embed_tokens.weight")
 
 

@@ -33,7 +33,7 @@ def read_prompts(prompt: str | None, file: Path | None) -> list[str]:
             raise ConfigError("--prompt: it is no UTF-8 text") from None
         return [text]
     try:
-        lines = [line for line in read_text(file).splitlines() if line.strip()]
+        lines = [line.removesuffix("\r") for line in read_text(file).split("\n") if line.strip()]
     except OSError as error:
         raise ConfigError(f"--file: {file} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:

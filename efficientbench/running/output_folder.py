@@ -81,6 +81,11 @@ class OutputFolder:
         """Return the folder of what was measured and evaluated with quantized weights; None: this folder."""
         return self if quantization is None else OutputFolder(self.path / "quantized" / quantization.name)
 
+    @property
+    def of_run(self) -> OutputFolder:
+        """The run's folder, also where this is one of `quantized`."""
+        return OutputFolder(self.path.parents[1]) if self.path.parent.name == "quantized" else self
+
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
         """Make the folder, and lock it while the block runs.

@@ -6,6 +6,7 @@ models has.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,7 +106,8 @@ def load_widths(folder: Path) -> Widths:
     unread: list[str] = []
     bases: dict[Path, list[Path]] = {}
     for run, widths in runs.items():
-        bases.setdefault(run.parent if run.name.startswith("seed_") else run, []).extend([run, *widths])
+        is_repeat = run != folder and re.fullmatch(r"seed_\d+", run.name)
+        bases.setdefault(run.parent if is_repeat else run, []).extend([run, *widths])
         try:
             pairs = pair_each((run, width) for width in widths)
         except MetricsError as error:

@@ -132,6 +132,16 @@ def test_an_export_has_the_bytes_of_the_formula(
     assert found == disk_bytes(config.model, "fp32", quantization)
 
 
+@pytest.mark.usefixtures("single_rank")
+def test_scales_without_groups_are_refused(tokenizers: dict[str, TextTokenizer], tmp_path: Path) -> None:
+    exported("gqa, tied", FORMS[0], tokenizers, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    stem = next(name for name in tensors if name.endswith("weight_packed")).removesuffix("_packed")
+    unpacked = Unpacked(tensors | {f"{stem}_scale": tensors[f"{stem}_scale"][:, 0]}, FORMS[0])
+    with pytest.raises(ConfigError, match="its scales and its shape do not fit together"):
+        unpacked[stem]
+
+
 @pytest.mark.parametrize(
     ("name", "quantization", "message"),
     [

@@ -20,7 +20,7 @@ from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
 from efficientbench.evaluation.long_context import hidden, position_loss
 from efficientbench.evaluation.long_context.hidden import DEPTHS, NEEDLE, PASSKEY, Hidden, Wording
 from efficientbench.evaluation.long_context.position_loss import PositionLoss, bounds
-from efficientbench.evaluation.loss import Text
+from efficientbench.evaluation.loss import Loss, Text
 from efficientbench.evaluation.results import ResultFile
 from efficientbench.evaluation.task import Options
 from efficientbench.export.hugging_face import Model, write_model
@@ -200,6 +200,34 @@ def test_lengths_end_at_the_last_position(tokenizer: TextTokenizer, text: Path, 
         Hidden("passkey", rotary, Options(tmp_path, lengths=(64,)), PASSKEY)
     with pytest.raises(ConfigError, match=r"has 1,\d+ tokens, and a sequence 9,000: give a longer text"):
         PositionLoss(rotary, Options(tmp_path, text=text, lengths=(9000,)))
+
+
+def test_numbers_of_more_tokens_make_no_item_longer(
+    tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some vocabularies have 99999 in fewer tokens than other numbers."""
+
+    def ids(task: Hidden, text: str) -> list[int]:
+        return [each for letter in text for each in tokenizer.encode_batch([letter])[0] * (2 if letter in "123" else 1)]
+
+    monkeypatch.setattr(Hidden, "_ids", ids)
+    run = opened("gqa_1.5B", tokenizer)
+    asked = tuple(range(160, 240))
+    task = Hidden("task", run, Options(tmp_path, limit=2, lengths=asked), PASSKEY)
+    assert 0 < len(task.lengths) < len(asked)
+    for cell, repeat in task.cells.values():
+        assert sum(map(len, task.prompt(cell, repeat))) == cell.length
+
+
+def test_another_first_token_is_another_text(tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    """It is no target, but what the others are predicted from."""
+    settings = []
+    for word in ("xylophone", "zylophone"):
+        path = tmp_path / f"{word}.txt"
+        path.write_text(f"{word} says hello to all.")
+        settings.append(Loss(opened("gqa_1.5B", tokenizer), Options(tmp_path, text=path)).settings)
+    assert settings[0]["text_sha256"] == settings[1]["text_sha256"]
+    assert settings[0] != settings[1]
 
 
 def test_each_needle_is_in_a_different_piece_of_the_text(tokenizer: TextTokenizer, text: Path, tmp_path: Path) -> None:

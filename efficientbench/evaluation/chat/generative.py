@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from math import comb
 from statistics import fmean
@@ -129,7 +130,10 @@ class Generative:
 
     def _score(self, question: Question, text: str, run: RunProgram) -> float:
         try:
-            return float(self.questions.task.score(question.example, text, run))
+            score = float(self.questions.task.score(question.example, text, run))
+            if not math.isfinite(score):
+                raise ValueError(f"the score is {score}")
+            return score
         except (ConfigError, DataError, EvaluationError):
             raise
         except Exception as error:

@@ -206,7 +206,8 @@ class Core:
 
 
 def _own_text(row: Mapping[str, Any]) -> str:
-    return row.get("query") or row.get("context") or row["context_options"][row["gold"]]
+    options = row.get("context_options")
+    return options[row["gold"]] if options else row.get("query", row.get("context", ""))
 
 
 def _facts(task: CoreTask) -> dict[str, Any]:

@@ -69,14 +69,16 @@ def evaluate_by_lm_eval(
                 bootstrap_iters=0,
             )
     for name, results in found["results"].items():
+        samples = found["samples"].get(name, [])
+        asked = json.dumps([[each["doc_id"], each["arguments"], each["target"]] for each in samples], default=str)
         settings = {
+            "items": prompt_hash(asked),
             "limit": options.limit,
             "lm_eval": lm_eval.__version__,
             "version": found["versions"].get(name),
             "shots": found["n-shot"].get(name),
         }
         header = {"task": f"lm_eval_{name}", **about, "settings": settings}
-        samples = found["samples"].get(name, [])
         _write_items(folder, header, samples)
         # A group of tasks has no samples of its own.
         items = len({sample["doc_id"] for sample in samples}) or results.get(COUNT, 0)

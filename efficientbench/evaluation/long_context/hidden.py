@@ -79,11 +79,11 @@ class Hidden:
         self.repeats = options.limit or REPEATS
         self.filler, source = self._filler(options)
         lengths = choose_lengths(run.config, options.lengths)
-        # With the longest name.
-        frame = max(len(self._around(each, 10**DIGITS - 1, 0)) for each in range(len(wording.names)))
-        self.lengths = [length for length in lengths if length > frame]
+        frames = {length: self._frame(length) for length in lengths}
+        self.lengths = [length for length, frame in frames.items() if length > frame]
         if not self.lengths:
-            raise ConfigError(f"{name}: the question alone has {frame} tokens: give longer ones by --lengths")
+            longest = min(frames.values())
+            raise ConfigError(f"{name}: the question alone has {longest} tokens: give longer ones by --lengths")
         self.cells = {
             f"{length}/{depth:g}/{repeat}": (Cell(length, depth), repeat)
             for length, depth, repeat in itertools.product(self.lengths, DEPTHS, range(self.repeats))
@@ -112,15 +112,25 @@ class Hidden:
 
     def prompt(self, cell: Cell, repeat: int) -> tuple[list[int], list[int]]:
         """Return the tokens of an item's prompt and of its answer; together they have the cell's length."""
-        random = np.random.default_rng([SEED, cell.length, int(100 * cell.depth), repeat])
-        number = int(random.integers(10 ** (DIGITS - 1), 10**DIGITS))
-        which = int(random.integers(len(self.wording.names)))
+        random, which, number = self._drawn(cell, repeat)
         room = cell.length - len(self._around(which, number, 0))
         # Each item takes another piece of the text; repeated sentences begin with the first one.
         begin = 0 if self.wording is PASSKEY else int(random.integers(len(self.filler)))
         tokens = self._around(which, number, round(cell.depth * room), room, begin)
         answer = self._answer(number)
         return tokens[: -len(answer)], answer
+
+    def _drawn(self, cell: Cell, repeat: int) -> tuple[np.random.Generator, int, int]:
+        """Return an item's random numbers, and which name and which number they gave it."""
+        random = np.random.default_rng([SEED, cell.length, int(100 * cell.depth), repeat])
+        number = int(random.integers(10 ** (DIGITS - 1), 10**DIGITS))
+        return random, int(random.integers(len(self.wording.names))), number
+
+    def _frame(self, length: int) -> int:
+        """Return the most tokens of an item of a length without filler: numbers differ in theirs."""
+        items = itertools.product(DEPTHS, range(self.repeats))
+        drawn = (self._drawn(Cell(length, depth), repeat)[1:] for depth, repeat in items)
+        return max(len(self._around(which, number, 0)) for which, number in drawn)
 
     def _answer(self, number: int) -> list[int]:
         return self._ids(f" {number}")

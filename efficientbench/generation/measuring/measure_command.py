@@ -105,9 +105,9 @@ def _in_order(widths: list[Quantization | None], folder: OutputFolder) -> list[Q
 def _print(folders: Sequence[OutputFolder]) -> None:
     """Print the measurements of these folders, each beside the training whose record lies in its folder."""
     trained = []
-    for folder in folders:
+    for record in dict.fromkeys(each.of_run.record for each in folders):
         with contextlib.suppress(MetricsError):
-            trained.append(read_record(folder.record))
+            trained.append(read_record(record))
     print_generation(beside([read_generation(folder.generation) for folder in folders], trained), trained, Console())
 
 

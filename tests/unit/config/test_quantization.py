@@ -30,6 +30,7 @@ def test_a_name_tells_widths_and_groups_apart() -> None:
     [
         (None, ["quantization.group=64"], "quantization.group=64: goes with --weights int8 or int4 or fp8"),
         ("int6", [], "--weights: there is no width 'int6': did you mean int8?"),
+        ("int8", ["quantization.weights=int4"], "quantization.weights: --weights gives the width: int8"),
         ("none,int8", [], "--weights: 'none,int8' is a list, which only generate --measure takes: name one width"),
         ("int4", ["quantization.groups=64"], "quantization.groups: no such key; there are group, symmetric"),
         ("int4", ["quantization.group=0"], "quantization.group: "),

@@ -104,6 +104,8 @@ def test_a_file_that_is_not_the_archive_is_refused(served: tuple[Path, str], tmp
     assert [path.name for path in (tmp_path / "cache").iterdir() if not path.name.endswith(".lock")] == []
     with pytest.raises(ConfigError, match=r"b\.zip: add its checksum, .*#sha256="):
         find_data(f"{address}/b.zip", tmp_path)
+    with pytest.raises(ConfigError, match=r"--data: http://\[b#sha256=00: Invalid IPv6 URL"):
+        find_data("http://[b#sha256=00", tmp_path)
     assert find_data(str(folder), tmp_path) == folder
     assert find_data(None, tmp_path) is None
 

@@ -19,7 +19,7 @@ from efficientbench.basics.errors import ConfigError, DataError
 from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer, train_tokenizer
 from efficientbench.export.hugging_face import Model, write_model
 from efficientbench.export.importing import import_folder
-from efficientbench.export.safetensors_folder import write_shards
+from efficientbench.export.safetensors_folder import Tensors, write_shards
 from efficientbench.export.tensors import exported, weight_shapes
 
 pytestmark = TRANSFORMERS_5
@@ -220,6 +220,16 @@ def another_shape(folder: Path) -> str:
 def test_files_that_do_not_fit(folder: Path, spoil: Callable[[Path], str]) -> None:
     message = spoil(folder)
     assert message in refused(folder)
+
+
+def test_buffers_of_another_dtype_do_not_count(folder: Path) -> None:
+    """Folders of older releases have the rotation's frequencies, in float32 beside weights of 16 bits."""
+    for path in folder.glob("*.safetensors"):
+        save_file({name: tensor.half() for name, tensor in load_file(path).items()}, path)
+    save_file({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}, folder / "old.safetensors")
+    places = json.loads((folder / INDEX).read_text())["weight_map"]
+    edit(folder / INDEX, weight_map=places | {"model.layers.0.self_attn.rotary_emb.inv_freq": "old.safetensors"})
+    assert Tensors(folder).dtype == "fp16"
 
 
 def test_places_that_do_not_fit(folder: Path, tmp_path: Path) -> None:

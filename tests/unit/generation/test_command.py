@@ -32,6 +32,8 @@ def test_prompts_are_a_text_or_the_lines_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_text("one\n\n  two é\n", encoding="utf-8")
     assert read_prompts(None, path) == ["one", "  two é"]
+    path.write_bytes("one\r\ntwo\u2028still two\x0cand more\n".encode())
+    assert read_prompts(None, path) == ["one", "two\u2028still two\x0cand more"]
     assert read_prompts("a\nb", None) == ["a\nb"]
     assert read_prompts(None, None) == [""]
     with pytest.raises(ConfigError, match="^--prompt: it is no UTF-8 text$"):

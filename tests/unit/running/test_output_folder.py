@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from efficientbench.basics.errors import ConfigError
+from efficientbench.config.quantization import Quantization
 from efficientbench.running.output_folder import OutputFolder
 
 
@@ -51,3 +52,9 @@ def test_a_single_file_is_set_aside_without_the_others(tmp_path: Path) -> None:
     OutputFolder(tmp_path).set_aside(("generation.json",))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["previous", "record.json"]
     assert len(list(tmp_path.glob("previous/*/generation.json"))) == 1
+
+
+def test_a_widths_folder_names_its_runs(tmp_path: Path) -> None:
+    run = OutputFolder(tmp_path / "gqa")
+    assert run.quantized(Quantization(weights="int8")).of_run.path == run.path
+    assert run.of_run is run

@@ -175,3 +175,12 @@ def test_lives_are_compared_in_the_widths_that_are_asked_for(tmp_path: Path) -> 
     with pytest.raises(MetricsError, match=r"--weights: nothing of .*mqa.* with 'int4': did you mean int4_g128\?"):
         said("--weights", "none,int4")
     assert CliRunner().invoke(app, [*words, "--weights", "a,b,c"]).exit_code == 2
+
+
+def test_a_repeats_own_folder_and_names_that_begin_as_repeats_are_runs(tmp_path: Path) -> None:
+    for name in ("seed_0", "seed_coder", "seed_math"):
+        for folder, width in ((tmp_path / name, "none"), (tmp_path / name / "quantized" / "int8", "int8")):
+            folder.mkdir(parents=True)
+            write_generation(measured(width, 0), folder / "generation.json")
+    assert {cost.run for cost in load_widths(tmp_path / "seed_0").costs} == {"."}
+    assert {cost.run for cost in load_widths(tmp_path).costs} == {".", "seed_coder", "seed_math"}
