@@ -198,3 +198,10 @@ def test_a_kernel_is_chosen_without_a_writable_folder(tmp_path: Path, caplog: py
 def test_a_kernel_is_chosen_on_a_gpu(tmp_path: Path) -> None:
     choice = choose("auto", AttentionShape(2048, 1, 12, 2, 128, 128, torch.bfloat16), "cuda", tmp_path)
     assert choice.times_s
+
+
+def test_a_single_key_needs_no_cudnn() -> None:
+    """A document may have one token, which cuDNN does not take; on a CPU there is no cuDNN at all."""
+    query, key, value = (torch.randn(1, 2, heads, 8) for heads in (4, 2, 2))
+    expected = KERNELS["math"](query, key, value, 0.5)
+    assert torch.allclose(KERNELS["cudnn"](query, key, value, 0.5), expected, atol=1e-6)

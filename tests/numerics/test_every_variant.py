@@ -98,6 +98,18 @@ def test_smoke_models_learn(run: str) -> None:
     learn(build(config), config, tokens, torch.ones_like(tokens), steps=30, below=math.log(config.model.vocab_size) - 1)
 
 
+@pytest.mark.parametrize("variant", proofs_but(["nsa", "mla", "moe"], [*MODELS, *MORE]))
+def test_each_module_with_weights_is_called(variant: str) -> None:
+    """Megatron waits for weights that it gathers meanwhile where their own module is called."""
+    config = configuration(variant)
+    model, called = build(config), set()
+    with_weights = {name: module for name, module in model.named_modules() if list(module.parameters(recurse=False))}
+    for name, module in with_weights.items():
+        module.register_forward_pre_hook(lambda *_, name=name: called.add(name))
+    model(text(config, config.training.seq_len))
+    assert called == with_weights.keys()
+
+
 @pytest.mark.parametrize("variant", [*MODELS, *MORE])
 def test_flops_match_torchs_counter(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # The counter sees matmuls only: neither the CPU's fused attention nor grouped ones.

@@ -48,12 +48,11 @@ class Compression(torch.nn.Module):
         self.weight_in = torch.nn.Parameter(torch.empty(dim, nsa.compress_block * dim, **place))
         self.weight_out = torch.nn.Parameter(torch.empty(dim, dim, **place))
 
-    def forward(self, x: torch.Tensor, stride: int) -> torch.Tensor:
-        """Compress keys or values [B, Hg, S, D] → [B, Hg, C, D]; a block begins at each `stride`-th token."""
-        return compress(x[None], [weight[None] for weight in self.weights()], stride, self.tp_group)[0]
+    def forward(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the position embedding [l, D] and both weights, [D, l · D] and [D, D].
 
-    def weights(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the position embedding [l, D] and both weights, [D, l · D] and [D, D]."""
+        Not by attributes: Megatron gathers weights meanwhile, and waits for a module's where the module is called.
+        """
         return self.position, self.weight_in, self.weight_out
 
 
@@ -160,7 +159,9 @@ class NativeSparseAttention(Stateful, MegatronModule):
         by_token = self._turn(to_turn, self.position)
         turned = by_token.permute(1, 2, 0, 3, 4).flatten(0, 1)
         query, selected_key, window_key = turned.split([self.group, 1, 1], dim=2)
-        compressed_key, compressed_value = self._compress(to_compress.permute(3, 1, 2, 0, 4)).unbind(0)
+        compressed_key, compressed_value = self._compress(
+            to_compress.permute(3, 1, 2, 0, 4), self.nsa.compress_stride
+        ).unbind(0)
         compressed_key = self.position.rotate(compressed_key.permute(2, 0, 1, 3), self.nsa.compress_stride)
         compressed_key = compressed_key.permute(1, 2, 0, 3).flatten(0, 1)
         compressed_value = compressed_value.flatten(0, 1)
@@ -179,14 +180,14 @@ class NativeSparseAttention(Stateful, MegatronModule):
             window_value,
         )
 
-    def _compress(self, x: torch.Tensor) -> torch.Tensor:
-        """Compress keys and values [2, B, Hg, S, D] → [2, B, Hg, C, D]."""
+    def _compress(self, x: torch.Tensor, stride: int) -> torch.Tensor:
+        """Compress keys and values [2, B, Hg, S, D] → [2, B, Hg, C, D]; a block begins at each `stride`-th token."""
         missing = self.nsa.compress_block - x.shape[3]
         if missing > 0:
             # A sequence shorter than a block gets one compressed key, which no query sees.
             x = F.pad(x, (0, 0, 0, missing))
-        weights = zip(self.compress_key.weights(), self.compress_value.weights(), strict=True)
-        compressed = compress(x, map(torch.stack, weights), self.nsa.compress_stride, self.compress_key.tp_group)
+        weights = zip(self.compress_key(), self.compress_value(), strict=True)
+        compressed = compress(x, map(torch.stack, weights), stride, self.compress_key.tp_group)
         # The kernels take contiguous keys and values.
         return compressed.contiguous()
 
@@ -206,10 +207,7 @@ class NativeSparseAttention(Stateful, MegatronModule):
         first_tokens = (chunk.positions + 1 - self.nsa.compress_block).clamp(min=0)
 
         def compressed(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            key, value = (
-                compression(each, 1).permute(2, 0, 1, 3)
-                for compression, each in ((self.compress_key, keys), (self.compress_value, values))
-            )
+            key, value = self._compress(torch.stack([keys, values]), 1).permute(0, 3, 1, 2, 4)
             return self.position.at(first_tokens).rotate(key), value
 
         query = turned[:, :, :, : self.group].permute(1, 2, 0, 3, 4).flatten(0, 1)

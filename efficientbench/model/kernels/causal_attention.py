@@ -86,6 +86,9 @@ def sdpa(backend: SDPBackend) -> AttentionKernel:
     """Return one backend of torch's scaled_dot_product_attention as a kernel."""
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+        if backend is SDPBackend.CUDNN_ATTENTION and len(key) == 1:
+            # It takes no single key, which a document or a prompt of one token has.
+            return causal_attention(query, key, value, scale)
         value_dim = value.shape[-1]
         if backend is SDPBackend.FLASH_ATTENTION and value_dim < query.shape[-1]:
             # Flash takes only values as wide as keys.

@@ -17,7 +17,8 @@ from efficientbench.model.kernels.nsa.choose_blocks import SelectionShape
 NAME = "fla-core parallel_nsa (Triton)"
 LEAST_GROUP = 16
 """The fewest query heads of a group, which are a dimension of the kernel's tiles and so also a power of two."""
-LARGEST_HEAD = 256
+LARGEST_HEAD, LARGEST_HEAD_OF_HOPPER = 128, 256
+"""The widest heads, which the kernel holds whole in a multiprocessor's shared memory."""
 LEAST_BLOCK = 16
 
 
@@ -33,8 +34,12 @@ def _installed() -> bool:
 def serves(device_type: str, shape: SelectionShape) -> bool:
     """Return whether the kernel computes the selected branch for this shape on this device type."""
     power_of_two = shape.block & (shape.block - 1) == 0
-    fits = power_of_two and shape.block >= LEAST_BLOCK and shape.head_dim <= LARGEST_HEAD
-    return device_type == "cuda" and fits and _installed()
+    fits = power_of_two and shape.block >= LEAST_BLOCK and shape.head_dim <= LARGEST_HEAD_OF_HOPPER
+    if device_type != "cuda" or not fits or not _installed():
+        return False
+    from fla.utils import check_shared_mem
+
+    return shape.head_dim <= LARGEST_HEAD or check_shared_mem("hopper")
 
 
 class SelectedAttention(torch.autograd.Function):
