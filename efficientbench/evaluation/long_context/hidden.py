@@ -82,8 +82,8 @@ class Hidden:
         frames = {length: self._frame(length) for length in lengths}
         self.lengths = [length for length, frame in frames.items() if length > frame]
         if not self.lengths:
-            longest = min(frames.values())
-            raise ConfigError(f"{name}: the question alone has {longest} tokens: give longer ones by --lengths")
+            least = min(frames.values())
+            raise ConfigError(f"{name}: the question alone has {least} tokens: give longer ones by --lengths")
         self.cells = {
             f"{length}/{depth:g}/{repeat}": (Cell(length, depth), repeat)
             for length, depth, repeat in itertools.product(self.lengths, DEPTHS, range(self.repeats))
